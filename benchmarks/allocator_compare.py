@@ -2,7 +2,7 @@
 
 What the model decides is compared: the address of every block, and when the device is asked for how much. What it
 cannot know is taken from the recording: the addresses that the driver gives, and when memory goes back to the device,
-because that hangs on what else is on the card and on calls of `torch.cuda.empty_cache()`.
+because that hangs on what else is on the GPU and on calls of `torch.cuda.empty_cache()`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compare(
     # Collection is among what goes back when the recording says so.
     settings = replace(settings or history.settings, garbage_collection_threshold=0.0, memory_fraction=1.0)
     order = order or history.order
-    model = _Model(settings, history.card_bytes, order)
+    model = _Model(settings, history.gpu_bytes, order)
     divergence = None
     for place, entry in enumerate(history.entries):
         try:
@@ -83,7 +83,7 @@ def compare(
         peak = replay(
             history.trace,
             settings,
-            device=DeviceMemory(total_bytes=history.card_bytes),
+            device=DeviceMemory(total_bytes=history.gpu_bytes),
             releases=history.releases,
             streams=history.streams,
             order=order,
@@ -102,9 +102,9 @@ class _Recording:
         coming: what the real allocator got of the device for the block that it hands out next.
     """
 
-    def __init__(self, card_bytes: int | None) -> None:
+    def __init__(self, gpu_bytes: int | None) -> None:
         self.coming: deque[Entry] = deque()
-        self._range = _ADDRESSES if card_bytes is None else address_range(card_bytes)
+        self._range = _ADDRESSES if gpu_bytes is None else address_range(gpu_bytes)
 
     def segment(self, size_bytes: int) -> int | None:
         return self._next("segment_alloc", size_bytes).address
@@ -137,8 +137,8 @@ class _Recording:
 class _Model:
     """The model on its way through a recording."""
 
-    def __init__(self, settings: AllocatorSettings, card_bytes: int | None, order: FreeOrder) -> None:
-        self._recording = _Recording(card_bytes)
+    def __init__(self, settings: AllocatorSettings, gpu_bytes: int | None, order: FreeOrder) -> None:
+        self._recording = _Recording(gpu_bytes)
         self.allocator = CachingAllocator(settings, self._recording, order=order)
         self._blocks: dict[int, Block] = {}
         self._returning: list[Entry] = []  # what the real allocator gave back since the last block

@@ -1,4 +1,4 @@
-"""Recorded histories of the real allocator: recorded on a card, and read.
+"""Recorded histories of the real allocator: recorded on a GPU, and read.
 
 A history is what `torch.cuda.memory._snapshot()` returns, as JSON: `device_traces` holds a list a device of entries
 `{"action", "addr", "size", "stream"}` (`device_free` instead of `addr` where it ran out of memory), in order. It has
@@ -72,7 +72,7 @@ class History:
             called `torch.cuda.empty_cache()`.
         peak_reserved_bytes: the most that the device had given.
         out_of_memory: how many allocations failed.
-        card_bytes: what the card has; None where the recording does not say (`recorded.total_bytes`).
+        gpu_bytes: what the GPU has; None where the recording does not say (`recorded.total_bytes`).
         order: what decided between free blocks of equal size, by `recorded.torch`; as in torch 2.13 if that is absent.
     """
 
@@ -83,7 +83,7 @@ class History:
     releases: frozenset[int] = frozenset()
     peak_reserved_bytes: int = 0
     out_of_memory: int = 0
-    card_bytes: int | None = None
+    gpu_bytes: int | None = None
     order: FreeOrder = "segment"
 
 
@@ -114,7 +114,7 @@ def read_history(source: Path | str | Mapping[str, Any], device: int | None = No
     recorded = content.get("recorded")
     if isinstance(recorded, Mapping):
         total, version = recorded.get("total_bytes"), recorded.get("torch")
-        history.card_bytes = total if isinstance(total, int) else None
+        history.gpu_bytes = total if isinstance(total, int) else None
         history.order = free_order(version) if isinstance(version, str) else "segment"
     return history
 
@@ -194,16 +194,16 @@ def record_history(path: Path | str, device: int = 0) -> Iterator[None]:
     """Records everything that the allocator does inside, and writes it to `path` when that ends, also with an error.
 
     Stack frames are left out: they would take most of the time and of the file. The file holds `device_traces` and
-    `allocator_settings` as in torch's snapshot, and `recorded`: versions, the card, its bytes, what this process may
+    `allocator_settings` as in torch's snapshot, and `recorded`: versions, the GPU, its bytes, what this process may
     take of it, and torch's own counters.
 
     Args:
         path: `.json`, or `.json.gz`, which is much smaller.
-        device: which card.
+        device: which GPU.
 
     Raises:
         RunError: there is no CUDA device, or the allocator has memory of it already: record in a fresh process, from
-            before anything is put on the card.
+            before anything is put on the GPU.
     """
     import torch
 

@@ -42,7 +42,7 @@ REHEARSED: Final = {  # 2.1 M parameters: matrices of more than 1 MiB, so that t
 
 @dataclass(frozen=True)
 class Case:
-    """One preset, sized for the card that is here."""
+    """One preset, sized for the GPU that is here."""
 
     preset: str
 

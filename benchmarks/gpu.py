@@ -35,7 +35,7 @@ from benchmarks import (
 )
 from benchmarks.children import CASE_S
 from benchmarks.provenance import RESULTS, provenance
-from hf_memkit.hardware import this_machine, use_one_card
+from hf_memkit.hardware import this_machine, use_one_gpu
 
 SLICE_S: Final = 8 * 60  # no case starts after this, so that a slice ends within nine minutes
 STEPS: Final = 12
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="run the path on a CPU; never evidence")
     parser.add_argument("--child", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    use_one_card()
+    use_one_gpu()
     sections = [options.section] if options.section else list(SECTIONS)
     if options.child:
         return int(SECTIONS[options.section].child(options.child))

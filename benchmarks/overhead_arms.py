@@ -37,7 +37,7 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "writer": ("hf_memkit.memory.records:RecordWriter.write",),
 }
 """Where the time of our callback goes. `events` and `hooks` are what is left of them after the others; `stand-in`, on
-a CPU, is what making up the counters takes: on a card, torch's own call takes its place."""
+a CPU, is what making up the counters takes: on a GPU, torch's own call takes its place."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class StandInCounters:
 
 
 def stand_in_reader() -> Any:
-    """The CUDA reader over `StandInCounters`; to it the CPU is the card."""
+    """The CUDA reader over `StandInCounters`; to it the CPU is the GPU."""
     import torch
 
     from hf_memkit.memory.readers.allocators import CachingAllocatorReader

@@ -76,8 +76,8 @@ DECIDED_LATER: Final = (
     "The high end of the range: rates 15 % lower instead of 10 %.",
     "What a tile costs beside its main loop, before Hopper: nearly all was too fast, short sums most.",
     "The loader's time, measured on another machine: 0.1 to 1 % of these steps.",
-    "Rates of the card that a row names, as a plan finds them: PCIe cards had those of the module. Two of their fp32 "
-    "figures are NeuSight's own measurements of products, median of 67 large ones.",
+    "Rates of the GPU that a row names, as a plan finds them: PCIe versions had those of the module. Two of their "
+    "fp32 figures are NeuSight's own measurements of products, median of 67 large ones.",
     "TRL upcasts nothing of QLoRA under FSDP; three rows of two GPUs were traced with the upcast. Their measured "
     "steps are those of the rows without.",
     "What the hooks of FSDP's units take of the host, measured on another machine; the worst of two GPUs was 50.0 %.",
@@ -147,15 +147,15 @@ def first_of_setting(rows: Mapping[str, Row]) -> dict[str, str]:
 
 
 def completed(row: Row) -> Row:
-    """A row with what follows from its other fields: the card's name here, the types of weights and of autocast."""
+    """A row with what follows from its other fields: the GPU's name here, the types of weights and of autocast."""
     weights, _, mixed = row["dtype"].partition("; mixed precision: ")
     card = row["gpu"].removeprefix("NVIDIA ").removeprefix("Tesla ")
-    for said, short in _CARD_NAMES:
+    for said, short in _GPU_NAMES:
         card = card.replace(said, short)
     return {"card": card, "weights_dtype": weights, "mixed_precision": mixed or "none", "fused_loss": "no", **row}
 
 
-_CARD_NAMES: Final = (
+_GPU_NAMES: Final = (
     (" PCIe", ""), (" HBM3", ""), ("-PCIE-", " "), ("-SXM4-", " "), ("-SXM2-", " "), (" 141GB", ""), (" (DGX)", ""),
 )  # fmt: skip
 

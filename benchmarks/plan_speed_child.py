@@ -73,11 +73,11 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hf_memkit.prediction.child.attention import install_cuda_attention
-    from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
+    from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_gpu
     from hf_memkit.prediction.child.kernel_rules import learn_counts
     from hf_memkit.prediction.child.tracer import StorageTracer
 
-    one_card(capability, capacity_bytes)
+    one_gpu(capability, capacity_bytes)
     install_cuda_attention(capability)
     movable_modules()
     made_up_values()

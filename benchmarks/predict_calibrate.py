@@ -1,4 +1,4 @@
-"""What a card's libraries take beside the tensors that torch's dispatcher sees, measured directly.
+"""What a GPU's libraries take beside the tensors that torch's dispatcher sees, measured directly.
 
 Beside each figure stands what `hf_memkit/prediction/gpu_memory.py` says of it.
 """
@@ -24,7 +24,7 @@ _SHAPES: Final = ((4, 16, 16, 2048, 64), (2, 32, 8, 4096, 128), (8, 12, 12, 1024
 def run(folder: Path) -> int:
     """Writes `result.json`: a figure, or why it could not be taken, for each question."""
     found: dict[str, Any] = {}
-    for name, question in _QUESTIONS.items():  # the context first: it must be the first thing on the card
+    for name, question in _QUESTIONS.items():  # the context first: it must be the first thing on the GPU
         try:
             found[name] = question()
         except Exception:
@@ -34,18 +34,18 @@ def run(folder: Path) -> int:
 
 
 def _context() -> dict[str, Any]:
-    """MiB that the process takes of the card outside the allocator: when CUDA starts, and after the first product."""
+    """MiB that the process takes of the GPU outside the allocator: when CUDA starts, and after the first product."""
     import pynvml
     import torch
 
     pynvml.nvmlInit()
-    card = pynvml.nvmlDeviceGetHandleByIndex(0)
-    before = pynvml.nvmlDeviceGetMemoryInfo(card).used
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = pynvml.nvmlDeviceGetMemoryInfo(handle).used
     held = torch.ones(1, device="cuda")
     torch.cuda.synchronize()
 
     def outside() -> float:
-        used = pynvml.nvmlDeviceGetMemoryInfo(card).used
+        used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
         return float(used - before - torch.cuda.memory_reserved()) / MIB
 
     found = {"started_mib": outside()}

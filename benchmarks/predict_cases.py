@@ -1,4 +1,4 @@
-"""The cases of section `predict`: what is predicted, then trained on the card.
+"""The cases of section `predict`: what is predicted, then trained on the GPU.
 
 They vary one thing at a time around a few models: precision, checkpointing, optimizer, length, adapters, engine,
 evaluation, the allocator's settings. Every setup is made of memkit's own techniques where the model is a causal

@@ -27,7 +27,7 @@ def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
     for a value, so that transformers makes the mask that a compiled run would have."""
     from hf_memkit.prediction.child import cuda_device_guard
     from hf_memkit.prediction.child.attention import install_cuda_attention
-    from hf_memkit.prediction.child.fake_gpu import movable_modules, one_card
+    from hf_memkit.prediction.child.fake_gpu import movable_modules, one_gpu
 
     cuda_device_guard.install()
     import torch
@@ -35,7 +35,7 @@ def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
     from torch.distributed._tools.mem_tracker import MemTracker
     from transformers.initialization import no_init_weights
 
-    one_card((8, 0), 80 * GIB)
+    one_gpu((8, 0), 80 * GIB)
     movable_modules()
     install_cuda_attention((8, 0))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -80,7 +80,7 @@ def accelerate(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepspeed(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed's estimator for ZeRO-2 without offload computes for one card."""
+    """What DeepSpeed's estimator for ZeRO-2 without offload computes for one GPU."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import torch
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
@@ -88,8 +88,8 @@ def deepspeed(asked: Mapping[str, Any]) -> dict[str, Any]:
     with torch.device("meta"):
         model = _model(asked["config"])
     total = sum(parameter.numel() for parameter in model.parameters())
-    card, _ = estimate_zero2_model_states_mem_needs(total, cpu_offload=False)
-    return {"answer_gib": card / GIB, "of": "model states of ZeRO-2 on one card; no activations, no loss"}
+    gpu_bytes, _ = estimate_zero2_model_states_mem_needs(total, cpu_offload=False)
+    return {"answer_gib": gpu_bytes / GIB, "of": "model states of ZeRO-2 on one GPU; no activations, no loss"}
 
 
 PEERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
@@ -109,4 +109,4 @@ def _model(config: Mapping[str, Any]) -> Any:
 if __name__ == "__main__":
     answer = PEERS[sys.argv[1]](json.loads(sys.argv[2]))
     print(json.dumps(answer), flush=True)
-    os._exit(0)  # threads of the fake card end badly
+    os._exit(0)  # threads of the fake GPU end badly

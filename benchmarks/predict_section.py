@@ -1,4 +1,4 @@
-"""Section `predict`: predictions against the trainings that they are of, on a card.
+"""Section `predict`: predictions against the trainings that they are of, on a GPU.
 
 A case's setup is predicted by the real `predict` on the machine that then trains it, with random weights and made-up
 data of the predicted shape. Evidence has both side by side: peaks by phase, reserved, what the process holds outside
@@ -290,7 +290,7 @@ def _at_the_edge(case: Case, prediction: Prediction, train: Mapping[str, Any]) -
 
 def _calibrated(case: Case, *, on_cpu: bool) -> dict[str, Any]:
     if on_cpu:
-        return {"status": "refused", "why": "there is no card whose libraries could be measured"}
+        return {"status": "refused", "why": "there is no GPU whose libraries could be measured"}
     folder = Path(tempfile.mkdtemp(prefix="memkit-benchmark-"))
     try:
         (folder / "job.json").write_text(json.dumps({"case": asdict(case)}))

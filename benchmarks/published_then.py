@@ -97,11 +97,11 @@ def _predicted(row: Row) -> dict[str, Any]:
     gpu = described_machine(row["gpu"].removeprefix("NVIDIA "), None, None, None).gpu
     assert gpu is not None and gpu.capability is not None
     trace = traced(row, (int(gpu.capability), round(gpu.capability * 10) % 10), gpu.capacity_bytes)
-    found = replay(trace, card_bytes=gpu.capacity_bytes)
+    found = replay(trace, gpu_bytes=gpu.capacity_bytes)
     settings = AllocatorSettings()
-    cap = smallest_cap(trace, settings, card_bytes=gpu.capacity_bytes, without_cap=found)
+    cap = smallest_cap(trace, settings, gpu_bytes=gpu.capacity_bytes, without_cap=found)
     low, high = reserved_interval(
-        trace, settings, card_bytes=gpu.capacity_bytes, smallest_cap_bytes=cap, without_cap=found
+        trace, settings, gpu_bytes=gpu.capacity_bytes, smallest_cap_bytes=cap, without_cap=found
     )
     peak = trace.peak()
     return {
@@ -152,12 +152,12 @@ def traced(row: Row, capability: tuple[int, int], capacity_bytes: int, *, work: 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hf_memkit.prediction.child.attention import install_cuda_attention
-    from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
+    from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_gpu
     from hf_memkit.prediction.child.kernel_rules import learn_counts
     from hf_memkit.prediction.child.phase_hooks import TrainingWatch
     from hf_memkit.prediction.child.tracer import StorageTracer
 
-    one_card(capability, capacity_bytes)
+    one_gpu(capability, capacity_bytes)
     install_cuda_attention(capability)
     movable_modules()
     made_up_values()

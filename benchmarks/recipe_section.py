@@ -1,4 +1,4 @@
-"""Section `recipe`: every variant of the recipe on emulated cards."""
+"""Section `recipe`: every variant of the recipe on emulated GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hf_memkit.units import GIB
 
 @dataclass(frozen=True)
 class Case:
-    """One variant of a recipe on one emulated card. `cap_gib` is what PyTorch's allocator may reserve."""
+    """One variant of a recipe on one emulated GPU. `cap_gib` is what PyTorch's allocator may reserve."""
 
     recipe: str
     variant: str
@@ -41,7 +41,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every variant of gpt2-on-16gb on a 16 GB card with bf16, and on a T4 (fp16, no flash attention)."""
+    """Every variant of gpt2-on-16gb on a 16 GB GPU with bf16, and on a T4 (fp16, no flash attention)."""
     recipe = load_recipe("gpt2-on-16gb")
     cards = {"16GB": 15.1, "T4": 14.2}
     return [Case(recipe.name, variant, card, cap) for card, cap in cards.items() for variant in recipe.variants]
@@ -101,7 +101,7 @@ def child(folder: str) -> int:
     if not job.is_rehearsal:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, case.cap_gib * GIB / total))
-        if not case.gpu.bf16:  # cards before Ampere have neither flash nor cuDNN attention
+        if not case.gpu.bf16:  # GPUs before Ampere have neither flash nor cuDNN attention
             torch.backends.cuda.enable_flash_sdp(False)
             torch.backends.cuda.enable_cudnn_sdp(False)
     content = run(job, print, Ranks())

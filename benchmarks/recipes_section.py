@@ -1,7 +1,7 @@
-"""Section `recipes`: every variant of every recipe at full size, under the cap of its own card, with random weights.
+"""Section `recipes`: every variant of every recipe at full size, under the cap of its own GPU, with random weights.
 
 The evidence of a case holds what was predicted for it beside what was measured; `scripts/recipe_docs.py` puts both
-into recipes/README.md. A recipe for several cards is refused here: one is what this section has.
+into recipes/README.md. A recipe for several GPUs is refused here: one is what this section has.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CASE_S: Final = 400
 
 @dataclass(frozen=True)
 class Case(recipe_section.Case):
-    """As there; the card is the recipe's own, or a T4."""
+    """As there; the GPU is the recipe's own, or a T4."""
 
 
 def case_limit_s(case: Case) -> float:
@@ -44,7 +44,7 @@ def case_limit_s(case: Case) -> float:
 
 
 def cases() -> list[Case]:
-    """Every variant on its recipe's card, and those of 16 GB cards on a T4 too. The cap is what the context leaves."""
+    """Every variant on its recipe's GPU, and those of 16 GB GPUs on a T4 too. The cap is what the context leaves."""
     found = []
     for name in resources.names("recipes"):
         recipe = load_recipe(name)
@@ -59,7 +59,7 @@ def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[RecipeRun, Predic
     """The resolved recipe, its run and its prediction, or the reason why it does not run here."""
     recipe = load_recipe(case.recipe)
     if recipe.gpus > 1 and not on_cpu:
-        return f"needs {recipe.gpus} cards"
+        return f"needs {recipe.gpus} GPUs"
     quiet = {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "logging_steps": 1}
     request = Request(variant=case.variant, max_steps=STEPS, output=folder, arguments=quiet)
     machine = this_machine(folder).with_gpu(case.gpu)

@@ -25,11 +25,11 @@ OVERHEAD_ROUNDS: Final = 2
 OVERHEAD_STEPS: Final = 30
 
 
-def run(case: Case, folder: Path, job: dict[str, Any], *, card: Any = None, readers: Any = None) -> None:
+def run(case: Case, folder: Path, job: dict[str, Any], *, gpu: Any = None, readers: Any = None) -> None:
     """Trains as the case says. A case that runs out of memory raises.
 
     Args:
-        card: what is asked for counters, in the place of `torch.cuda`.
+        GPU: what is asked for counters, in the place of `torch.cuda`.
         readers: the report's, in the place of this machine's.
     """
     on_cpu: bool = job["on_cpu"]
@@ -38,7 +38,7 @@ def run(case: Case, folder: Path, job: dict[str, Any], *, card: Any = None, read
         return
     import torch
 
-    card = torch.cuda if card is None else card
+    gpu = torch.cuda if gpu is None else gpu
     max_steps = REHEARSED_STEPS if on_cpu else NEIGHBOUR_STEPS if case.does == "neighbour" else job["max_steps"]
     if case.does == "run out":
         if not on_cpu and case.cap_gib is not None:
@@ -54,8 +54,8 @@ def run(case: Case, folder: Path, job: dict[str, Any], *, card: Any = None, read
     left_gib = 0.0
     if case.does == "train":
         own = folder / "truth"
-        train(make_trainer(case, own, job, max_steps), own, read_counters(truth, card), phases=False, readers=readers)
-        left_gib = forget(card)
+        train(make_trainer(case, own, job, max_steps), own, read_counters(truth, gpu), phases=False, readers=readers)
+        left_gib = forget(gpu)
     trainer = make_trainer(case, folder, job, max_steps)
     train(trainer, folder, start_neighbour(truth) if case.does == "neighbour" else None, readers=readers)
     result = {"truth": truth, "complaints": complaints(folder), "findings": findings(folder), "left_gib": left_gib}
@@ -122,17 +122,17 @@ def train(trainer: Any, folder: Path, other: Any = None, **options: Any) -> None
         GradientState._reset_state()
 
 
-def forget(card: Any) -> float:
-    """The next training begins with an empty card but for what libraries keep: the GiB of that."""
+def forget(gpu: Any) -> float:
+    """The next training begins with an empty GPU but for what libraries keep: the GiB of that."""
     gc.collect()
-    if not card.is_available():
+    if not gpu.is_available():
         return 0.0
-    card.empty_cache()
-    card.reset_peak_memory_stats()
-    return float(card.memory_allocated() / GIB)
+    gpu.empty_cache()
+    gpu.reset_peak_memory_stats()
+    return float(gpu.memory_allocated() / GIB)
 
 
-def read_counters(rows: list[dict[str, Any]], card: Any) -> Any:
+def read_counters(rows: list[dict[str, Any]], gpu: Any) -> Any:
     """A callback that adds a row at each step's end: torch's own counters, and tensors counted one by one."""
     from transformers import TrainerCallback
 
@@ -146,16 +146,16 @@ def read_counters(rows: list[dict[str, Any]], card: Any) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             row: dict[str, Any] = {"step": state.global_step}
-            if card.is_available():
-                free, total = card.mem_get_info()
+            if gpu.is_available():
+                free, total = gpu.mem_get_info()
                 row |= {
-                    "peak_allocated_gib": card.max_memory_allocated() / GIB,
-                    "peak_reserved_gib": card.max_memory_reserved() / GIB,
-                    "allocated_gib": card.memory_allocated() / GIB,
+                    "peak_allocated_gib": gpu.max_memory_allocated() / GIB,
+                    "peak_reserved_gib": gpu.max_memory_reserved() / GIB,
+                    "allocated_gib": gpu.memory_allocated() / GIB,
                     "device_used_gib": (total - free) / GIB,
                 }
                 row |= self.counted
-                card.reset_peak_memory_stats()
+                gpu.reset_peak_memory_stats()
             rows.append(row)
 
     return ReadCounters()
@@ -180,7 +180,7 @@ def on_device(tensors: list[Any], device: Any) -> float:
 
 
 def start_neighbour(rows: list[dict[str, Any]]) -> Any:
-    """A callback that starts another process with 4 GiB on the card, in the middle of training."""
+    """A callback that starts another process with 4 GiB on the GPU, in the middle of training."""
     from transformers import TrainerCallback
 
     code = (

@@ -3,7 +3,7 @@
 A training case trains twice in one process, the same each time. First with `phases=False` and a callback that reads
 `torch.cuda.max_memory_*` between steps: nothing but torch's own counters. Then with the report as users have it.
 Peaks, phases and categories of the second must agree with the first within 2 %. Other cases: running out of memory at
-a cap, another process on the card, and what a step of about 100 ms costs more.
+a cap, another process on the GPU, and what a step of about 100 ms costs more.
 
 `status` is `holds`, `does not hold` (with `why`), `refused` (something is not installed) or `failed`.
 """
@@ -68,7 +68,7 @@ def refusal(case: Case, *, on_cpu: bool) -> str | None:
     missing = [package for package in case.needs if find_spec(package) is None]
     if missing:
         return f"{', '.join(missing)} is not installed"
-    return "needs a card that two processes can share" if on_cpu and case.does == "neighbour" else None
+    return "needs a GPU that two processes can share" if on_cpu and case.does == "neighbour" else None
 
 
 def judge(case: Case, folder: Path, exit_code: int | None, output: str, *, on_cpu: bool) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def judge_neighbour(truth: Sequence[dict[str, Any]], made: Sequence[StepRecord],
     if not before or not after:
         return [f"NVML was read at {len(before)} steps before the other process and {len(after)} after"]
     rise = max(after) - max(before)
-    wrong = [] if NEIGHBOUR_GIB <= rise <= NEIGHBOUR_GIB + 2 else [f"use of the card rose by {rise:.2f} GiB"]
+    wrong = [] if NEIGHBOUR_GIB <= rise <= NEIGHBOUR_GIB + 2 else [f"use of the GPU rose by {rise:.2f} GiB"]
     return wrong + ([] if "another process" in findings else [f"findings: {list(findings)}"])
 
 

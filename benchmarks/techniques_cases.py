@@ -56,7 +56,7 @@ MODELS: Final[Mapping[str, Size]] = {
 @dataclass(frozen=True)
 class Case:
     """One training. `data`: sequences of equal or of unequal lengths; `evaluates`: an evaluation with a metric that
-    reads logits follows; `cap_gib`: what PyTorch's allocator may reserve, of the whole card if None."""
+    reads logits follows; `cap_gib`: what PyTorch's allocator may reserve, of the whole GPU if None."""
 
     model: str
     techniques: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ _ALONE: Final = Upon(techniques=())
 _BF16_WEIGHTS: Final = Upon(techniques=("pure-bf16",), models=("gpt2", "llama-1b"))
 _LINEAR: Final = Upon(models=("llama-1b",))  # only nn.Linear is projected: GPT-2 has Conv1D
 _FRAGMENTS: Final = Upon(data="unequal", cap_gib=15.0)
-"""Sizes that change at every step, on a card with little more than GPT-2 needs for 8 long sequences: about 13.6 GiB,
+"""Sizes that change at every step, on a GPU with little more than GPT-2 needs for 8 long sequences: about 13.6 GiB,
 four times what a trace of 4 × 512 tokens came to."""
 
 UPON: Final[Mapping[str, Upon]] = {
@@ -153,7 +153,7 @@ COVERED: Final[Mapping[str, str]] = {
     "zero3-infinity": "section deepspeed, case zero3-infinity",
     "zero3-offload": "section deepspeed, case zero3-offload",
 }
-"""Techniques without a case of their own here, each with where it is measured, or why one card cannot."""
+"""Techniques without a case of their own here, each with where it is measured, or why one GPU cannot."""
 
 LADDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpt2-xl": (

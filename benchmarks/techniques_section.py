@@ -1,4 +1,4 @@
-"""Section `techniques`: every technique on a card, alone and in ladders from Trainer's defaults to everything.
+"""Section `techniques`: every technique on a GPU, alone and in ladders from Trainer's defaults to everything.
 
 A case trains a model of a built-in architecture for a few steps on text. All cases of a model start from the same
 random weights, written to a folder once, and read the same tokens, so that their losses can be compared. Measured are
@@ -37,18 +37,18 @@ from hf_memkit.units import GIB
 NOT_ON_CPU: Final[Mapping[str, str]] = {
     "adalomo": "lomo-optim moves its states to CUDA wherever it runs",
     "adamw-4bit-stochastic": "its step is compiled, which takes a CPU longer than a rehearsal",
-    "compile": "its kernels are compiled for the card",
-    "cpu-offload-optimizer": "copies between a card and RAM",
+    "compile": "its kernels are compiled for the GPU",
+    "cpu-offload-optimizer": "copies between a GPU and RAM",
     "flash-attention": "its kernels are for CUDA",
     "fp16-autocast": "Trainer runs fp16 on no CPU",
     "garbage-collection-threshold": "a setting of the CUDA allocator",
     "expandable-segments": "a setting of the CUDA allocator",
     "liger": "its kernels are Triton's",
-    "low-host-ram": "there is no card to read the weights to",
+    "low-host-ram": "there is no GPU to read the weights to",
     "max-split-size": "a setting of the CUDA allocator",
     "offloaded-checkpointing": "page-locked memory needs a CUDA driver",
     "paged-adamw-8bit": "unified memory needs a CUDA driver",
-    "tf32": "TrainingArguments refuses it without an Ampere card",
+    "tf32": "TrainingArguments refuses it without an Ampere GPU",
 }
 """Techniques that a rehearsal leaves out, each with the reason; the others of the case run."""
 

@@ -1,4 +1,4 @@
-"""Named graphics cards: what PyTorch reports of each, and the thread that shows it."""
+"""Named GPUs: what PyTorch reports of each, and the thread that shows it."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ NVIDIA's own documents were read at second hand: behind "by" stands the page, an
 
 Products are measured at 8192 x 8192 x 8192 where the report tells sizes, else at the best of its sizes, which the
 source says and which flatters GPUs that a power limit binds: smaller ones end before a power limit binds
-(an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192). GeForce cards hold clocks above the boost clock of their data
+(an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192). GeForce GPUs hold clocks above the boost clock of their data
 sheet, so that their products reach up to 12 % more than its figure. 16-bit products are those with fp32 accumulation,
-as PyTorch runs them, at half the headline rate on GeForce cards.
+as PyTorch runs them, at half the headline rate on GeForce GPUs.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _share_of(value: float, share: Figure, what: str) -> Figure:
     return Figure(round(value * share.value, 1), f"{share.value:.3f} of the {what}, {share.source}")
 
 
-# Shares of relatives, where a card itself has no published measurement.
+# Shares of relatives, where a GPU itself has no published measurement.
 _4070_TI_SUPER: Final = _as_on(
     f"as an RTX 4070 Ti SUPER reaches ({_MM}#70)",
     float32=31.21 / 44.1,
@@ -184,7 +184,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
     "V100 16GB": _V100,
     "V100 32GB": replace(_V100, achievable_tflops=_borrowed(_V100.achievable_tflops)),
     "RTX 2080 Ti": _rates(
-        "NVIDIA Turing white paper, reference card, float16 with fp32 accumulation (unchecked)",
+        "NVIDIA Turing white paper, reference GPU, float16 with fp32 accumulation (unchecked)",
         68,
         _dense(float32=13.4, float16=53.8, int8=215.2),
         616,
@@ -420,7 +420,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=900,
     ),
 }
-"""By the names of `cards.CARDS`. Where a GPU is made as a module (SXM) and as a PCIe card, the module's."""
+"""By the names of `cards.CARDS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(
@@ -463,7 +463,7 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(5),
     ),
 }
-"""Cards with the name of a row of `RATES` and other rates."""
+"""PCIe versions of GPUs in `RATES`, with lower rates."""
 
 _NO_KIND: Final = re.compile(
     r"nvidia|geforce|tesla|quadro|sxm\d?|hbm\d?e?|generation|blackwell|workstation|server|edition"

@@ -1,4 +1,4 @@
-"""The machine a job will run on: this one, or one that is described by a card's name or size.
+"""The machine a job will run on: this one, or one that is described by a GPU's name or size.
 
 `this_machine()` looks; `named_gpu("T4")` and `gpu_of_size("16GB")` describe a GPU that need not be here. Capacities
 are what PyTorch can see, not what the box says, and `usable_bytes` is what is left after the CUDA context.
@@ -38,7 +38,7 @@ __all__ = [
     "has_kernels",
     "named_gpu",
     "this_machine",
-    "use_one_card",
+    "use_one_gpu",
 ]
 
 CONTEXT_BYTES = 500 * MIB
@@ -127,7 +127,7 @@ class Machine:
 
 def _key(name: str) -> str:
     """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one GPU."""
-    # nvidia-smi adds how the card is mounted and its kind of memory: "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
+    # nvidia-smi adds how the GPU is mounted and its kind of memory: "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
     return re.sub(r"nvidia|geforce|tesla|quadro|rtx|sxm(\d(?!\d))?|pcie|hbm\d?e?|[^a-z0-9]", "", name.lower())
 
 
@@ -141,49 +141,49 @@ _ALSO_CALLED: Final = {
 """Further names, as `_key` makes them: there is no H100 with less memory."""
 
 _MOST_NAMED: Final = 3
-"""Cards that a message proposes at most."""
+"""GPUs that a message proposes at most."""
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. One that is made as a module (SXM) and as a PCIe card is
-    the module, unless `name` says PCIe: `"A100 80GB PCIe"`.
+    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. One that is sold as an SXM module and with PCIe is the
+    module, unless `name` says PCIe: `"A100 80GB PCIe"`.
 
     Raises:
         InputError: the name is not known; the message proposes the nearest.
     """
-    by_key = {_key(card): card for card in CARDS} | _ALSO_CALLED
-    card_name = by_key.get(_key(name))
-    if card_name is None:
+    by_key = {_key(named): named for named in CARDS} | _ALSO_CALLED
+    known_name = by_key.get(_key(name))
+    if known_name is None:
         raise InputError(f"unknown GPU {name!r}; {_proposed(name, by_key)}")
-    card = CARDS[card_name]
-    if card.total_gib is None:
+    named = CARDS[known_name]
+    if named.total_gib is None:
         total_gib, how = (
-            card.box_gb * VISIBLE_SHARE,
-            f"{VISIBLE_SHARE} of the {card.box_gb} GB on the box (no report)",
+            named.box_gb * VISIBLE_SHARE,
+            f"{VISIBLE_SHARE} of the {named.box_gb} GB on the box (no report)",
         )
     else:
-        total_gib, how = card.total_gib, f"what PyTorch reports ({card.thread})"
+        total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
     return Gpu(
-        name=_variant(card_name) if "pcie" in name.lower() else card_name,
+        name=_variant(known_name) if "pcie" in name.lower() else known_name,
         capacity_bytes=int(total_gib * GIB),
-        bf16=card.capability >= 8.0,
-        source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {card.capability}",
-        capability=card.capability,
+        bf16=named.capability >= 8.0,
+        source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {named.capability}",
+        capability=named.capability,
     )
 
 
-def _variant(card_name: str) -> str:
-    """The PCIe card's name, where it is another one than the module of this name."""
-    name = f"{card_name} PCIe"
-    return name if rates_of(name) in VARIANTS.values() else card_name
+def _variant(known_name: str) -> str:
+    """The name of the PCIe version, if its rates differ from the SXM module's."""
+    name = f"{known_name} PCIe"
+    return name if rates_of(name) in VARIANTS.values() else known_name
 
 
 def _proposed(name: str, by_key: Mapping[str, str]) -> str:
-    """What to write in the place of a card's name that is not known."""
+    """What to write in the place of a GPU's name that is not known."""
     if re.fullmatch(r"\s*[1-9]\d{0,2}\s*", name):
         return f"did you mean {name.strip()}GB?"
     key = _key(name)
-    near = [card for known, card in by_key.items() if key and known.startswith(key)]
+    near = [named for known, named in by_key.items() if key and known.startswith(key)]
     near = near or [by_key[known] for known in difflib.get_close_matches(key, by_key, n=2)]
     by_size = "give its memory instead, such as 16GB"
     listed = " or ".join(map(repr, dict.fromkeys(near[:_MOST_NAMED])))
@@ -210,7 +210,7 @@ def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
             f"{option}: {size!r}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; give more, such as 16GB"
         )
     return Gpu(
-        name=f"a GPU of {size}",
+        name=f"{size} GPU",
         capacity_bytes=capacity,
         bf16=True,
         source=f"by size: {format_gib(capacity)} visible to PyTorch, bf16 (Ampere or later) assumed",
@@ -247,7 +247,7 @@ def _this_gpu() -> Gpu | None:
     )
 
 
-def use_one_card() -> None:
+def use_one_gpu() -> None:
     """Leaves this process one GPU, the first that it may use. Call it before anything imports torch.
 
     With several in sight Trainer would wrap the model in DataParallel and multiply the batch. Libraries that look at
@@ -259,7 +259,7 @@ def use_one_card() -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if "LOCAL_RANK" in os.environ or visible == "":
         return
-    # By default CUDA numbers the cards by speed, NVML by bus: without this an index means two different cards.
+    # By default CUDA numbers the GPUs by speed, NVML by bus: without this an index means two different GPUs.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0].strip()
@@ -383,7 +383,7 @@ def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str
     """The GPU that is described, or None.
 
     Args:
-        gpu: a card's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
+        gpu: a GPU's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
         gpu_memory: a size. With a name: that GPU with that much memory.
         option: what gave `gpu`, for a message: an option, or the argument `gpu` of a function.
 

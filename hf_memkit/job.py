@@ -17,7 +17,7 @@ __all__ = [
     "DEFAULT_NVME",
     "PROCESS_BYTES",
     "Job",
-    "card_shortage",
+    "gpu_shortage",
     "process_row",
     "shortages",
 ]
@@ -69,7 +69,7 @@ class Job:
         return self.machine.gpu is None or self.machine.gpu.bf16
 
     @property
-    def card(self) -> str:
+    def gpu_name(self) -> str:
         """What to call the GPU in a reason."""
         return self.machine.gpu.name if self.machine.gpu else "a GPU of Ampere or later (assumed)"
 
@@ -92,7 +92,7 @@ def process_row(processes: int = 1) -> Row:
     )  # fmt: skip
 
 
-def card_shortage(ledger: Ledger, machine: Machine) -> list[str]:
+def gpu_shortage(ledger: Ledger, machine: Machine) -> list[str]:
     """One line if the GPU has less than the ledger asks for."""
     gpu, device_bytes = machine.gpu, ledger.total_bytes("device")
     if gpu is None or device_bytes <= gpu.usable_bytes:
@@ -105,7 +105,7 @@ def card_shortage(ledger: Ledger, machine: Machine) -> list[str]:
 
 def shortages(ledger: Ledger, machine: Machine) -> list[str]:
     """One line for each of GPU, RAM and disk that has less than the ledger asks for."""
-    found = card_shortage(ledger, machine)
+    found = gpu_shortage(ledger, machine)
     ram_bytes = ledger.total_bytes("host", "pinned")
     if ram_bytes > machine.ram_bytes:
         found.append(

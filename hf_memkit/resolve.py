@@ -206,8 +206,8 @@ def predict_recipe(
         data: a file or folder on this machine, with whose worst batch it is predicted; None: with sequences of its
             length.
         arguments: fields of TrainingArguments, which win over the recipe's.
-        gpu: a card's name, or a size such as `"16GB"`; None: this machine's, or else the recipe's own.
-        gpu_memory, ram: sizes in the place of the card's and of this machine's.
+        gpu: a GPU's name, or a size such as `"16GB"`; None: this machine's, or else the recipe's own.
+        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
         gpus: GPUs on each machine; None: the recipe's.
         nodes: machines.
         trace: whether the training is traced; False: formulas only, at once.
@@ -261,7 +261,7 @@ def _resolve_recipe(
     recipe = recipe or load_recipe(request.recipe or "")
     request = replace(request, gpus=request.gpus or recipe.gpus)
     refuse_wrong(recipe, request)
-    # After the rest: looking for this machine's card can take importing torch.
+    # After the rest: looking for this machine's GPU can take importing torch.
     if here is None:
         machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     else:

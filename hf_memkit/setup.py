@@ -83,7 +83,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A setting of the preset that the user's own argument took the place of, or took away.
+    """A setting of the preset that the user's own argument replaced or removed.
 
     Attributes:
         setting: as the preset had it.
@@ -101,8 +101,8 @@ class Replaced:
         name = self.setting.key.removeprefix("arguments.")
         preset = f"the preset's {self.setting.value!r}: {self.setting.reason}"
         if not self.why:
-            return f"{name} = {self.value!r} is yours, in place of {preset}"
-        return f"{name} is left out because of your {self.by} = {self.value!r} ({self.why}); {preset}"
+            return f"your {name} = {self.value!r} replaces {preset}"
+        return f"your {self.by} = {self.value!r} drops {name} ({self.why}); {preset}"
 
     def to_json(self) -> dict[str, Any]:
         return {**self.setting.to_json(), "by": self.by, "own_value": self.value, "why": self.why}

@@ -1,6 +1,6 @@
 """Sizes: parse what people write, print what people read.
 
-GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a graphics card's box ("16 GB") is a
+GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a GPU's box ("16 GB") is a
 name rather than a size: `hf_memkit.hardware` knows what such a GPU really has.
 """
 

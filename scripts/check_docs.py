@@ -47,7 +47,7 @@ it prints the key, its value, what the library does with it, the rule, and what 
 | 1 | at least one such problem |
 | 2 | wrong input, such as a file that cannot be read |
 
-The tables give each rule's usual severity; a case can be milder or worse. memkit's own presets and recipes refuse
+The tables give each rule's default severity; a case can be milder or worse. memkit's own presets and recipes refuse
 errors and warnings, and list hints as notes.
 
 In CI, `memkit check ds.json --output-format sarif > memkit.sarif` writes SARIF 2.1.0 for code scanning.

@@ -69,7 +69,7 @@ def loading_table() -> str:
         [
             *lines,
             "",
-            f"Added by `from_pretrained` (`from_config` without a file) in a process of its own, transformers "
+            f"Added by `from_pretrained` (`from_config` without a file) in a separate process, transformers "
             f"{found['versions']['transformers']}, Linux: `benchmarks/results/loading_ram.json`, made by "
             f"`{found['command']}`.",
         ]

@@ -74,16 +74,16 @@ def speed_table(path: Path = RESULTS / "predict_speed.json") -> str:
 
 
 def gpu_table(folder: Path = RESULTS) -> str:
-    """Predictions beside trainings on a card, of every evidence file."""
+    """Predictions beside trainings on a GPU, of every evidence file."""
     parts = []
     for path in sorted(folder.glob("predict*.json")):
         evidence = json.loads(path.read_text())
         if evidence.get("section") == "predict" and not evidence.get("rehearsal"):
-            parts.append(_of_card(path, evidence["cases"]))
+            parts.append(_of_gpu(path, evidence["cases"]))
     return "\n\n".join(parts) or "Not yet measured on a GPU."
 
 
-def _of_card(path: Path, rows: Sequence[Row]) -> str:
+def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
     from benchmarks.predict_section import summary
 
     found = summary(rows)

@@ -24,21 +24,21 @@ def recipes_table() -> str:
     """Every variant of every recipe, those that do not fit too."""
     entries, measured = stored()["recipes"], _measured()
     lines = [
-        "| recipe | card | variant | checkpointing | batch | sequence length | predicted reserved, GiB | RAM, GiB "
+        "| recipe | GPU | variant | checkpointing | batch | sequence length | predicted reserved, GiB | RAM, GiB "
         "| disk, GiB | verdict | measured reserved, GiB | tokens/s | evidence |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in resources.names("recipes"):
         recipe, entry = load_recipe(name), entries.get(name)
         if entry is None:
-            lines.append(f"| [{name}]({name}.yaml) | {_card(recipe)} {'| – ' * 11}|")
+            lines.append(f"| [{name}]({name}.yaml) | {_gpu(recipe)} {'| – ' * 11}|")
             continue
         for content in entry["predicted"]:
             each = StoredPrediction.from_json(content)
             lines.append(_line(recipe, each, measured.get((name, each.variant, each.bf16, each.checkpointing))))
         for variant, why in dict.fromkeys(map(tuple, entry["not_predicted"])):
             lines.append(
-                f"| [{name}]({name}.yaml) | {_card(recipe)} | {variant} | – | – | – | not predicted: {why} "
+                f"| [{name}]({name}.yaml) | {_gpu(recipe)} | {variant} | – | – | – | not predicted: {why} "
                 "| – | – | – | not measured | – | – |"
             )
     return "\n".join(lines)
@@ -51,7 +51,7 @@ def _line(recipe: Recipe, each: StoredPrediction, evidence: dict[str, Any] | Non
     speed = found.get("tokens_per_s")
     cells = [
         f"[{recipe.name}]({recipe.name}.yaml)",
-        _card(recipe) if each.bf16 else "T4 (fp16)",
+        _gpu(recipe) if each.bf16 else "T4 (fp16)",
         each.variant,
         each.checkpointing or "the preset's",
         f"{each.micro_batch_size} × {each.accumulation}",
@@ -68,14 +68,14 @@ def _line(recipe: Recipe, each: StoredPrediction, evidence: dict[str, Any] | Non
 
 
 def measured(case: dict[str, Any]) -> str:
-    """What a card says of it, in a cell."""
+    """What a GPU says of it, in a cell."""
     if not case or case["status"] in ("refused", "failed"):
         return "not measured"
     peak = f"{case['peak_reserved_gib']:.1f}" if "peak_reserved_gib" in case else ""
     return peak if case["status"] == "fits" else f"out of memory {peak}".strip()
 
 
-def _card(recipe: Recipe) -> str:
+def _gpu(recipe: Recipe) -> str:
     return recipe.card if recipe.gpus == 1 else f"{recipe.gpus} × {recipe.card}"
 
 

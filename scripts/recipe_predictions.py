@@ -27,7 +27,7 @@ from hf_memkit.setup import Setup
 
 PATH = resources.folder("recipes") / FILE
 WITHOUT_BF16: Final = "T4"
-"""The card that stands for those that compute in fp16 only."""
+"""The GPU that stands for those that compute in fp16 only."""
 
 _PLENTY: Final = 2**50
 """RAM and disk of the machine that is predicted for: what a variant needs does not depend on them."""
@@ -64,34 +64,34 @@ def main(arguments: list[str]) -> int:
 
 def make(recipe: Recipe) -> Iterator[StoredPrediction | tuple[str, str]]:
     """Predicts every variant; where that cannot be, (variant, why)."""
-    cards = [gpu_of_size(recipe.card)]
-    if recipe.gpus == 1 and cards[0].capacity_bytes <= gpu_of_size("16GB").capacity_bytes:
-        cards.append(named_gpu(WITHOUT_BF16))
+    described = [gpu_of_size(recipe.card)]
+    if recipe.gpus == 1 and described[0].capacity_bytes <= gpu_of_size("16GB").capacity_bytes:
+        described.append(named_gpu(WITHOUT_BF16))
     for name, variant in recipe.variants.items():
         for choice in variant.checkpointing or [""]:
-            for card in cards:
+            for gpu in described:
                 try:
-                    found = _predicted(recipe, name, variant, choice, card)
+                    found = _predicted(recipe, name, variant, choice, gpu)
                     if found is not None:
                         yield found
                 except InputError as error:
                     yield name, str(error)
 
 
-def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> StoredPrediction | None:
-    """None where the variant computes in a dtype that the card has not.
+def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, gpu: Gpu) -> StoredPrediction | None:
+    """None where the variant computes in a dtype that the GPU has not.
 
     Raises:
         InputError: it cannot be predicted.
     """
-    machine = Machine(card, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
+    machine = Machine(gpu, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
     request = Request(variant=name, gpus=recipe.gpus, output="run")
     only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
     alone = recipe.model_copy(update={"variants": {name: only}})
     judge = predicted if variant.solve_for is not None else None
     try:
         setup, found = choose(alone, machine, request, use_hub=False, judge=judge)
-        if not card.bf16 and _computes_in_bf16(setup):
+        if not gpu.bf16 and _computes_in_bf16(setup):
             return None
         found = found or predicted(setup)
     except MemkitError as error:
@@ -99,7 +99,7 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
     return StoredPrediction(
         variant=name,
         checkpointing=choice,
-        bf16=card.bf16,
+        bf16=gpu.bf16,
         micro_batch_size=int(setup["arguments.per_device_train_batch_size"]),
         accumulation=int(setup["arguments.gradient_accumulation_steps"]),
         sequence_length=int(setup["data.sequence_length"]),

@@ -182,9 +182,9 @@ def _where_measured(gpu: Rows) -> str:
         return NOT_YET
     row = next(iter(gpu.values()))
     versions = row["versions"]
-    card = (row["hardware"].get("gpu") or {}).get("name", "unknown card")
+    name = (row["hardware"].get("gpu") or {}).get("name", "unknown GPU")
     return (
-        f"Measured on {card} with torch {versions['torch']} and transformers {versions['transformers']}; evidence: "
+        f"Measured on {name} with torch {versions['torch']} and transformers {versions['transformers']}; evidence: "
         f"`benchmarks/results/techniques.json`, made by `python benchmarks/gpu.py --section techniques`."
     )
 

@@ -45,7 +45,7 @@ def recipe() -> Recipe:
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    """A 16 GB card with bf16, 64 GiB of RAM, 200 GiB of disk."""
+    """A 16 GB GPU with bf16, 64 GiB of RAM, 200 GiB of disk."""
     return Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 

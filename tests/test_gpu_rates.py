@@ -1,4 +1,4 @@
-"""The table of GPUs' rates: complete, dense, plausible, sourced; and which row a card's name selects."""
+"""The table of GPUs' rates: complete, dense, plausible, sourced; and which row a GPU's name selects."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PER_CLOCK = {
 }
 """Dense operations (a multiplication and an addition are two) per SM and clock, 16-bit types with fp32 accumulation.
 Pascal: GP100 white paper, table 1. Volta: GV100 white paper, 8 tensor cores of 64 FMA. Turing: TU102 white paper, the
-same rate; its GeForce cards accumulate in fp32 at half of it. A100: GA100 white paper, 4 tensor cores of 256 FMA.
-"Ampere, Ada": GA102 white paper, 4 of 128 FMA, and Ada white paper, the same for dense products; their GeForce cards,
+same rate; its GeForce GPUs accumulate in fp32 at half of it. A100: GA100 white paper, 4 tensor cores of 256 FMA.
+"Ampere, Ada": GA102 white paper, 4 of 128 FMA, and Ada white paper, the same for dense products; their GeForce GPUs,
 and Blackwell's, at half for fp32 accumulation and TF32. Hopper: GH100 white paper, twice the A100. Blackwell: B200
 data sheet, twice that. A10G: its sheet's 70 TFLOPS are the GeForce rate."""
 
@@ -94,12 +94,12 @@ def with_rate(rates: GpuRates, dtype: str, value: float) -> GpuRates:
 
 @pytest.mark.parametrize("name", list(CARDS))
 def test_every_card_has_rates(name: str) -> None:
-    """A card without a row would have no times in a plan."""
+    """A GPU without a row would have no times in a plan."""
     assert rates_of(name) is RATES[name]
 
 
 def test_rates_are_of_cards() -> None:
-    """A row under a name that no card has would never be read."""
+    """A row under a name that no GPU has would never be read."""
     assert list(RATES) == list(CARDS)
 
 
@@ -132,7 +132,7 @@ def test_headlines_are_refused(name: str, dtype: str, headline: float) -> None:
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_nothing_is_faster_than_the_data_sheet_says(name: str) -> None:
-    """GeForce cards alone hold clocks above the boost clock of their sheet; a measurement above that is no product."""
+    """GeForce GPUs alone hold clocks above the boost clock of their sheet; a measurement above that is no product."""
     rates = ALL[name]
     headroom = 1.15 if "GeForce" in CLOCKS[name][0] else 1.0
     assert set(rates.achievable_tflops) == set(rates.dense_tflops)
@@ -226,13 +226,13 @@ def test_a_named_pcie_card_has_its_own_rates(name: str) -> None:
     ],
 )
 def test_other_cards_have_no_rates(unknown: str) -> None:
-    """A laptop's card has the name and half of the power; of two rows that may be meant neither is."""
+    """A laptop's GPU has the name and half of the power; of two rows that may be meant neither is."""
     assert rates_of(unknown) is None
 
 
 @pytest.mark.parametrize(("name", "sister"), [("V100 32GB", "V100 16GB"), ("A100 40GB", "A100 80GB")])
 def test_what_a_sister_card_reached_is_not_called_measured(name: str, sister: str) -> None:
-    """A reader would take a borrowed figure for evidence about this card."""
+    """A reader would take a borrowed figure for evidence about this GPU."""
     borrowed, own = RATES[name].achievable_tflops, RATES[sister].achievable_tflops
     assert {dtype: figure.value for dtype, figure in borrowed.items()} == {k: v.value for k, v in own.items()}
     assert any(figure.measured for figure in own.values())

@@ -1,4 +1,4 @@
-"""The CPU as if it were a card with an allocator. In: what a real training allocates. Out: a `MemoryReader`.
+"""The CPU as if it were a GPU with an allocator. In: what a real training allocates. Out: a `MemoryReader`.
 
 Every storage that an operator makes while `counting()` is entered is a real one of the training; it goes through the
 caching allocator of `simulated_allocator.py` and is released there when it dies. What an operator uses inside itself
@@ -26,7 +26,7 @@ __all__ = ["CountedMemory"]
 class CountedMemory:
     """A reader of real allocations.
 
-    A tiny model's bytes count `scale` times, so that its megabytes fill a card of gigabytes: allocator and detector
+    A tiny model's bytes count `scale` times, so that its megabytes fill a GPU of gigabytes: allocator and detector
     then work with sizes as they meet them. `capacity` in bytes, after that.
     """
 
@@ -97,7 +97,7 @@ class CountedMemory:
             return
         try:
             block = self._allocator.allocate(storage.nbytes() * self._scale, "")
-        except OutOfDeviceMemory:  # the real memory is not full: a run that comes here is one for a larger card
+        except OutOfDeviceMemory:  # the real memory is not full: a run that comes here is one for a larger GPU
             self.full = True
             return
         self._known[key] = weakref.ref(storage, self._released(key, block))

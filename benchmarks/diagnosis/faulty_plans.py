@@ -21,7 +21,7 @@ __all__ = ["FAULTY"]
 def _leaking(
     rng: random.Random, sketch: Sketch, plan: Plan, at: list[int], *, share: tuple[float, float] = (0.01, 0.35)
 ) -> Draft:
-    """Keeps a tensor at each of these steps, together a share of the card."""
+    """Keeps a tensor at each of these steps, together a share of the GPU."""
     low, high = share
     each = math.exp(rng.uniform(math.log(low), math.log(high))) * sketch.job.capacity / max(len(at), 1)
     plan.keeps = {step: int(each * rng.lognormvariate(0, 0.2)) for step in at}
@@ -67,7 +67,7 @@ def _pausing(rng: random.Random) -> Draft:
 
 
 def _to_the_end(rng: random.Random) -> Draft:
-    """Leaks until the card is full."""
+    """Leaks until the GPU is full."""
     sketch = sketch_job(rng, held=rng.uniform(0.1, 0.4), peak=rng.uniform(0.5, 0.7), least_steps=70, most_steps=1000)
     return _leaking(rng, sketch, ordinary_plan(sketch), list(range(1, sketch.steps + 1)), share=(0.4, 1.0))
 
@@ -111,12 +111,12 @@ def _ascending(rng: random.Random) -> Draft:
     def length(step: int) -> float:
         return min(median * math.exp(sigma * NORMAL.inv_cdf((step + 0.5) / sketch.steps)), 1.0)
 
-    # No cached piece is as long as what the next step needs, so that the cache may well fill the card.
+    # No cached piece is as long as what the next step needs, so that the cache may well fill the GPU.
     return Draft(sketch.job, ordinary_plan(sketch, sketch.shapes(length)), _LONGER, frozenset({"fragmentation"}))
 
 
 def _giant(rng: random.Random) -> Draft:
-    """One batch, or a few, that fill the card."""
+    """One batch, or a few, that fill the GPU."""
     sketch = sketch_job(rng, held=rng.uniform(0.1, 0.35), peak=rng.uniform(0.85, 0.98), most_steps=800)
     first = int(rng.uniform(0.15, 0.95) * sketch.steps)
     giants = {first, *(rng.randrange(first, sketch.steps) for _ in range(rng.choice((0, 0, 2))))}
@@ -132,7 +132,7 @@ def _giant(rng: random.Random) -> Draft:
 
 
 def _varied_sizes(rng: random.Random) -> Draft:
-    """Each micro-batch needs other sizes than those that are cached, on a card that is nearly full."""
+    """Each micro-batch needs other sizes than those that are cached, on a GPU that is nearly full."""
     sketch = sketch_job(rng, held=rng.uniform(0.1, 0.4), peak=rng.uniform(0.8, 1.0), most_steps=700)
     by_tokens = rng.random() < 0.5
     draw = sketch.padded(rng.uniform(0.3, 0.6), rng.uniform(0.25, 0.6))
@@ -156,11 +156,11 @@ def _varied_sizes(rng: random.Random) -> Draft:
         token_us=sketch.job.token_us * sketch.micro_batches / micro_batches,
     )
     plan = ordinary_plan(sketch, shapes)
-    return Draft(_on_a_tight_card(job, plan, rng), plan, frozenset({"fragmentation"}))
+    return Draft(_on_a_tight_gpu(job, plan, rng), plan, frozenset({"fragmentation"}))
 
 
-def _on_a_tight_card(job: Job, plan: Plan, rng: random.Random) -> Job:
-    """The job on a slice of a card that has room for its highest peak, and not for all that it would cache."""
+def _on_a_tight_gpu(job: Job, plan: Plan, rng: random.Random) -> Job:
+    """The job on a slice of a GPU that has room for its highest peak, and not for all that it would cache."""
     _, hidden = simulate(replace(job, capacity=4 * job.capacity), plan, random.Random(rng.random()))
     peak, cached = max(hidden.peak), max(hidden.reserved)
     tight = peak + int(0.6 * GIB + rng.uniform(0.1, 0.7) * (cached - peak))
@@ -174,7 +174,7 @@ def _varied_later(rng: random.Random) -> Draft:
     start = int(rng.uniform(0.15, 0.6) * steps)
     largest = max(plan.shapes, key=lambda shapes: max(map(draft.job.step_bytes, shapes)))
     plan.shapes = [largest] * start + list(plan.shapes[start:])
-    return Draft(_on_a_tight_card(draft.job, plan, rng), plan, draft.meant)
+    return Draft(_on_a_tight_gpu(draft.job, plan, rng), plan, draft.meant)
 
 
 # --- another process ---

@@ -2,24 +2,24 @@
 
 This file, `simulated_training.py` and `simulated_allocator.py` are written apart from `hf_memkit.report.diagnosis`.
 
-What counts as true was fixed from a user's point of view, before any detector was seen, in shares of the card
+What counts as true was fixed from a user's point of view, before any detector was seen, in shares of the GPU
 (`capacity_gib`):
 
-* Leak. Must be said: bytes that nothing will free grew in at least 4 steps, to at least 0.2 % of the card and 32 MiB
-  (less is lost in the rounding of what people read), and they either passed 2 % of the card within the run, or would
+* Leak. Must be said: bytes that nothing will free grew in at least 4 steps, to at least 0.2 % of the GPU and 32 MiB
+  (less is lost in the rounding of what people read), and they either passed 2 % of the GPU within the run, or would
   fill what is left of it within 20 times the run's length at the rate they grew. Must not be said: nothing leaked, or
-  less than 0.02 % of the card in all.
+  less than 0.02 % of the GPU in all.
 * Longer batches. Must be said: after the run's first tenth (at least 3 steps) larger inputs set peaks that are more
-  than 15 % of the card above the highest of that tenth, in a twentieth of the steps (at least 3); or one that is more
+  than 15 % of the GPU above the highest of that tenth, in a twentieth of the steps (at least 3); or one that is more
   than 5 % above it and within 10 % of all that this process can have. Must not: they set no peak more than 3 % above,
-  or less than 8 % above and below 75 % of the card.
+  or less than 8 % above and below 75 % of the GPU.
 * Fragmentation. Must be said: after the first tenth at least 3 steps had to give the cache back (`alloc_retries`)
-  while more than 10 % of the card was cached beyond the highest peak; or in a tenth of the steps (at least 5) more
-  than 20 % of the card was so cached and the card was full to 95 %. Must not: at most one step did (two, at the end of
-  a run that leaks), and what is cached beyond the highest peak stays under 10 % of the card, or the card under 80 %.
-* Another process. Must be said: others took at least 3 % of the card and 300 MiB more than at the run's start, in at
+  while more than 10 % of the GPU was cached beyond the highest peak; or in a tenth of the steps (at least 5) more
+  than 20 % of the GPU was so cached and the GPU was full to 95 %. Must not: at most one step did (two, at the end of
+  a run that leaks), and what is cached beyond the highest peak stays under 10 % of the GPU, or the GPU under 80 %.
+* Another process. Must be said: others took at least 3 % of the GPU and 300 MiB more than at the run's start, in at
   least 3 readings; where NVML cannot tell this process from others, 6 % and 1 GiB. Must not: others took less than
-  0.4 % of the card more.
+  0.4 % of the GPU more.
 
 A run that is neither is not generated: the next one is drawn. A state that begins slowly has no single first step:
 `first` and `by` are the step where the cause is there and the one where it must be said, and any answer between them

@@ -1,4 +1,4 @@
-"""Jobs of all sizes on cards of all sizes. In: a random generator. Out: a job, its batch shapes, an ordinary plan."""
+"""Jobs of all sizes on GPUs of all sizes. In: a random generator. Out: a job, its batch shapes, an ordinary plan."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hf_memkit.units import GIB
 
 __all__ = ["NORMAL", "Sketch", "ordinary_plan", "sketch_job"]
 
-# What torch reports of an 8 GB card, T4, RTX 3090/4090, A100 40 GB, A6000/L40S and A100 80 GB, in GiB.
-_CARDS_GIB = (7.79, 14.56, 23.57, 39.39, 44.42, 79.15)
+# What torch reports of an 8 GB GPU, T4, RTX 3090/4090, A100 40 GB, A6000/L40S and A100 80 GB, in GiB.
+_GPUS_GIB = (7.79, 14.56, 23.57, 39.39, 44.42, 79.15)
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 _VOCABULARIES = (32_000, 50_257, 128_256, 151_936)
 # Bytes a parameter of weights, gradients and optimizer states.
@@ -69,8 +69,8 @@ class Sketch:
 def sketch_job(
     rng: random.Random, *, held: float, peak: float, most_steps: int = 3000, least_steps: int = 40
 ) -> Sketch:
-    """A job whose weights and states take a share `held` of the card, and whose longest step about `peak`."""
-    capacity = int(rng.choice(_CARDS_GIB) * GIB)
+    """A job whose weights and states take a share `held` of the GPU, and whose longest step about `peak`."""
+    capacity = int(rng.choice(_GPUS_GIB) * GIB)
     weights, gradients, optimizer = _PRECISIONS[rng.choice(tuple(_PRECISIONS))]
     parameters = held * capacity / (weights + gradients + optimizer)
     layers = rng.choice((12, 16, 24, 32, 40))

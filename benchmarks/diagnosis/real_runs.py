@@ -1,7 +1,7 @@
 """Real trainings with a known truth, to judge a diagnosis by: real Trainer, callback, records and tensors.
 
 What is true of a run is decided by the table of `generated_runs.py`, from the bytes that were counted and from those
-that a case's hoard holds. Another process needs a card, and is not here.
+that a case's hoard holds. Another process needs a GPU, and is not here.
 """
 
 from __future__ import annotations
@@ -188,8 +188,6 @@ CASES: Final[Sequence[RealCase]] = (
         1.8,
         arguments={"activation_checkpointing": True},
     ),
-    RealCase(
-        "sorted ascending on a full card", _lengths(lambda step: 8 + 4 * (step // 4)), _LONGER | _FRAGMENTED, 1.0
-    ),
+    RealCase("sorted ascending on a full GPU", _lengths(lambda step: 8 + 4 * (step // 4)), _LONGER | _FRAGMENTED, 1.0),
     RealCase("a little longer in each step", _lengths(lambda step: 12 + step), _LONGER | _FRAGMENTED, 1.2),
 )

@@ -41,7 +41,7 @@ class RealCase:
     meant: frozenset[str] = frozenset()
     """The kinds of the states that it is made to show."""
     capacity_gib: float = 1.0
-    """Of the card on which its bytes are laid, each counted `_SCALE` times."""
+    """Of the GPU on which its bytes are laid, each counted `_SCALE` times."""
     batch: int = 2
     arguments: Mapping[str, Any] = field(default_factory=dict)
     habit: Callable[[Trainer, Hoard], None] | None = None
@@ -159,4 +159,4 @@ def _one_process(
         case.habit(trainer, watch.hoard)
     with watch.memory.counting(trainer.model):
         trainer.train(resume_from_checkpoint=resume)
-    assert not watch.memory.full, f"{case.name}: its card is too small"
+    assert not watch.memory.full, f"{case.name}: its GPU is too small"

@@ -1,8 +1,8 @@
-"""A process's caching allocator on a made-up card, with what its blocks hold. In: sizes to allocate, blocks to free.
+"""A process's caching allocator on a made-up GPU, with what its blocks hold. In: sizes to allocate, blocks to free.
 Out: torch's counters, and bytes by tag at the peak.
 
 The allocator is that of predictions (`hf_memkit/prediction/allocator.py`), which is compared with recordings of
-torch's own. Here the card's limit may change while it runs, because other processes come and go.
+torch's own. Here the GPU's limit may change while it runs, because other processes come and go.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hf_memkit.prediction.allocator_settings import AllocatorSettings
 __all__ = ["Block", "OutOfDeviceMemory", "SimulatedAllocator"]
 
 
-class _Card(DeviceMemory):
-    """A card that leaves the process `limit()` bytes."""
+class _Gpu(DeviceMemory):
+    """A GPU that leaves the process `limit()` bytes."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class _Card(DeviceMemory):
 
 
 class SimulatedAllocator(CachingAllocator):
-    """One process's allocator on a card that leaves it `limit()` bytes."""
+    """One process's allocator on a GPU that leaves it `limit()` bytes."""
 
     def __init__(self, limit: Callable[[], int], *, expandable: bool = False) -> None:
-        super().__init__(AllocatorSettings(expandable_segments=expandable), _Card(limit))
+        super().__init__(AllocatorSettings(expandable_segments=expandable), _Gpu(limit))
         self.by_tag: dict[str, int] = {}
         self.at_peak: dict[str, int] = {}
         self.watching = False

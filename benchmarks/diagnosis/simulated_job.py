@@ -1,4 +1,4 @@
-"""A job on a simulated card: what it holds, what happens in each of its steps, and what no record tells of it."""
+"""A job on a simulated GPU: what it holds, what happens in each of its steps, and what no record tells of it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Plan:
     leaks: bool = False
     """Whether what `keeps` says is a leak."""
     others: Sequence[int] | None = None
-    """Bytes that other processes hold on the card, by step."""
+    """Bytes that other processes hold on the GPU, by step."""
     context: Mapping[int, int] = field(default_factory=dict)
     """Growth of this process outside the allocator: kernels loaded late, NCCL."""
     evaluations: Mapping[int, Shape] = field(default_factory=dict)

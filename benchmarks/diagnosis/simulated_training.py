@@ -1,7 +1,7 @@
-"""A training on a simulated card. In: a job and a plan for each of its steps. Out: the step records it would write.
+"""A training on a simulated GPU. In: a job and a plan for each of its steps. Out: the step records it would write.
 
 What is simulated is what decides memory: a transformer's weights, gradients and optimizer states, activations that
-follow the shape of each batch, logits, the caching allocator under them, and a card on which the CUDA context and
+follow the shape of each batch, logits, the caching allocator under them, and a GPU on which the CUDA context and
 other processes lie too. Records hold the fields of `StepRecord` and nothing else; what only the simulator knows
 (bytes leaked, bytes of others) goes into `Hidden`.
 """
@@ -210,7 +210,7 @@ class _Process:
 def simulate(job: Job, plan: Plan, rng: random.Random) -> tuple[list[dict[str, Any]], Hidden]:
     """The step records of a run, the last one of each step, and what they do not say.
 
-    Where the card is full the run ends with the step before. `Hidden` has an entry for each record.
+    Where the GPU is full the run ends with the step before. `Hidden` has an entry for each record.
     """
     hidden = Hidden()
     records: list[dict[str, Any]] = []

@@ -79,7 +79,7 @@ class Rule:
 
     Attributes:
         id: its name, in kebab-case.
-        severity: the usual severity; a case can override it.
+        severity: the default severity; a case can override it.
         why: what the library does, in one line.
         fix: what to do, in one line.
         source: file and line of the library that show the behaviour.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hf_memkit.setup import Setup
 
 __all__ = [
-    "accumulated", "advice", "answer", "basis", "brief", "cards", "changes", "page", "peak", "show", "sizes", "tables",
-    "title_of", "view", "warnings",
+    "accumulated", "advice", "answer", "basis", "brief", "changes", "gpus_of", "page", "peak", "show", "sizes",
+    "tables", "title_of", "view", "warnings",
 ]  # fmt: skip
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -117,7 +117,7 @@ def answer(prediction: Prediction, change: Sequence[str] = (), *, short: bool = 
 
 
 def tables(prediction: Prediction, width: int) -> list[RenderableType]:
-    """The peak, what it is made of, the phases, and what the card and the machine hold."""
+    """The peak, what it is made of, the phases, and what the GPU and the machine hold."""
     return [
         Text(peak(prediction)),
         _bars(prediction, width),
@@ -155,15 +155,15 @@ def title_of(setup: Setup) -> str:
     facts = setup.resolved_for.model
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
     shape = f"{setup.micro_batch_size} × {setup.sequence_length} tokens"
-    return f"{setup['model.name']}{parameters}; {setup.preset}; {cards(setup)}; {shape} per GPU{accumulated(setup)}"
+    return f"{setup['model.name']}{parameters}; {setup.preset}; {gpus_of(setup)}; {shape} per GPU{accumulated(setup)}"
 
 
-def cards(setup: Setup) -> str:
+def gpus_of(setup: Setup) -> str:
     """`"2 × RTX 4090, 23.99 GiB"`."""
     job = setup.resolved_for
     gpu = job.machine.gpu
-    card = f"{gpu.name}, {format_gib(gpu.capacity_bytes)}" if gpu is not None else "no GPU"
-    return f"{job.processes} × {card}" if job.processes > 1 else card
+    each = f"{gpu.name}, {format_gib(gpu.capacity_bytes)}" if gpu is not None else "no GPU"
+    return f"{job.processes} × {each}" if job.processes > 1 else each
 
 
 def accumulated(setup: Setup) -> str:

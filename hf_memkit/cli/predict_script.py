@@ -281,7 +281,7 @@ def _instead(prediction: Prediction) -> list[str]:
 
 
 def _title(training: ScriptTraining) -> str:
-    from hf_memkit.cli.predict_render import accumulated, cards
+    from hf_memkit.cli.predict_render import accumulated, gpus_of
     from hf_memkit.prediction.running_scripts import name_of
 
     setup = training.setup
@@ -293,7 +293,7 @@ def _title(training: ScriptTraining) -> str:
     rows = training.rows or setup.micro_batch_size
     shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
     return (
-        f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
+        f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {gpus_of(setup)}; "
         f"{shape} per GPU{accumulated(setup)}"
     )
 

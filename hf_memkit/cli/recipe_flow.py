@@ -66,7 +66,7 @@ def run_recipe(options: RunOptions) -> int:
 def _here(options: RunOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, or in several that are started for it."""
     from hf_memkit.cli import render
-    from hf_memkit.hardware import use_one_card
+    from hf_memkit.hardware import use_one_gpu
     from hf_memkit.recipe.by_data import judge_of
     from hf_memkit.recipe.launch import launch
     from hf_memkit.recipe.output import refuse_used
@@ -87,7 +87,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         _same_processes(job, place)
         if place.processes > 1:
             return launch(replace(options, request=replace(options.request, output=job.output)).for_ranks(), place)
-        use_one_card()
+        use_one_gpu()
         _refuse_mistakes(job)
         return _train(job, earlier, ranks, options)
     recipe = load_recipe(options.request.recipe or "")
@@ -95,15 +95,15 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
-    # Looking at the machine may start CUDA with every card in view: not before `use_one_card`, where one will do.
+    # Looking at the machine may start CUDA with every GPU in view: not before `use_one_gpu`, where one will do.
     here = machine_here(request) if recipe.gpus > 1 else None
     rehearsal = here is not None and rehearses(options, here)
     place = options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
     if place.processes > 1 and not options.shown_only:
-        _refuse_too_few_cards(place)
+        _refuse_too_few_gpus(place)
         return launch(options.for_ranks(), place)
     if place.gpus == 1:
-        use_one_card()
+        use_one_gpu()
     judge = judge_of(request)
     job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place, judge)
     if options.dry_run:
@@ -198,7 +198,7 @@ def _with_prediction(
     prediction: Prediction | None = None,
     judge: Judge | None = None,
 ) -> RecipeRun:
-    """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
+    """The run with its prediction, which is told before the model is loaded if it says that the GPU is too small.
 
     A rehearsal, which runs on a CPU, has that of its target, at once: traced beforehand, or by formula. What cannot be
     predicted is not in the way of a run. `prediction`: what the setup was chosen by, if it was.
@@ -284,14 +284,14 @@ def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     return 0
 
 
-def _refuse_too_few_cards(place: Place) -> None:
-    """Fewer cards than processes would put two of them on one card; none at all means a rehearsal."""
+def _refuse_too_few_gpus(place: Place) -> None:
+    """Fewer GPUs than processes would put two of them on one GPU; none at all means a rehearsal."""
     import torch
 
-    cards = torch.cuda.device_count()
-    if 0 < cards < place.gpus:
+    visible = torch.cuda.device_count()
+    if 0 < visible < place.gpus:
         raise InputError(
-            f"--gpus {place.gpus}: only {cards} visible here (CUDA_VISIBLE_DEVICES). Give --gpus {cards} or fewer."
+            f"--gpus {place.gpus}: only {visible} visible here (CUDA_VISIBLE_DEVICES). Give --gpus {visible} or fewer."
         )
 
 

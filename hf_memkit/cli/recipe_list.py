@@ -1,4 +1,4 @@
-"""`memkit recipe` without a name: the recipes, and for a card those that fit it. And a recipe's file, copied.
+"""`memkit recipe` without a name: the recipes, and for a GPU those that fit it. And a recipe's file, copied.
 
 Predictions come from `recipes/predictions.json`, made beforehand; nothing is traced here.
 """
@@ -24,10 +24,10 @@ __all__ = ["copy_recipe", "list_recipes"]
 
 
 def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as_json: bool) -> int:
-    """Prints the list: of all recipes, or of what fits the card that is described, best first.
+    """Prints the list: of all recipes, or of what fits the GPU that is described, best first.
 
     Raises:
-        InputError: an unknown card, or no size.
+        InputError: an unknown GPU, or no size.
     """
     from hf_memkit import resources
     from hf_memkit.recipe.schema import load_recipe
@@ -37,7 +37,7 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
         from hf_memkit.hardware import described_machine, gpu_of_size
 
         machine = described_machine(gpu, gpu_memory, ram, None)
-        if machine.gpu is None:  # --ram alone, on a machine without a card
+        if machine.gpu is None:  # --ram alone, on a machine without a GPU
             machine = machine.with_gpu(gpu_of_size("16GB"))
         return _for_machine(recipes, machine, as_json=as_json)
     rows = [_row(recipe) for recipe in recipes]
@@ -48,8 +48,8 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
     table.columns[0].no_wrap = True  # a name in two pieces cannot be copied
     for row in rows:
         peaks = ", ".join(_peak(variant) for variant in row["variants_predicted"])
-        card = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
-        table.add_row(row["name"], card, escape(peaks), escape(row["summary"]))
+        gpus = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
+        table.add_row(row["name"], gpus, escape(peaks), escape(row["summary"]))
     console = Console(highlight=False)
     console.print(table)
     console.print("Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.")
@@ -102,7 +102,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 def _predicted(option: Option) -> dict[str, Any]:
     one = option.predicted
     return {
-        "predicted_card_gib": option.card_bytes / GIB,
+        "predicted_card_gib": option.gpu_bytes / GIB,
         "predicted_allocated_gib": one.prediction.peak_allocated_bytes / GIB,
         "ram_gib": option.ram_bytes / GIB,
         "disk_gib": (one.prediction.disk_bytes or 0) / GIB,
@@ -151,12 +151,12 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
     table.columns[-1].no_wrap = True
     for some in fit:
         best, one = some[0], some[0].predicted
-        cards = f"{one.gpus * one.nodes} × " if one.gpus * one.nodes > 1 else ""
+        times = f"{one.gpus * one.nodes} × " if one.gpus * one.nodes > 1 else ""
         tight = "\ntight" if best.verdict == "tight" else ""
         also = ", ".join(option.predicted.variant for option in some[1:])
         table.add_row(
             escape(command(best)),
-            f"{cards}{best.card_bytes / GIB:.1f}{tight}",
+            f"{times}{best.gpu_bytes / GIB:.1f}{tight}",
             f"{best.ram_bytes / GIB:.1f}",
             f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}",
         )
@@ -194,8 +194,8 @@ def command(option: Option) -> str:
 
 def _lacks(some: list[Option]) -> str:
     """The recipe with its least demanding variant."""
-    least = min(some, key=lambda option: option.card_bytes)
-    sizes = f"{format_size(least.card_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
+    least = min(some, key=lambda option: option.gpu_bytes)
+    sizes = f"{format_size(least.gpu_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
     return f"{least.recipe.name} (its {least.predicted.variant}: {sizes})"
 
 

@@ -139,7 +139,7 @@ def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, n
         gpus, nodes: where a launcher says them.
 
     Raises:
-        InputError: there is no such variant, model or card, or a value is wrong.
+        InputError: there is no such variant, model or GPU, or a value is wrong.
     """
     from hf_memkit.recipe.settings import refuse_wrong
     from hf_memkit.resolve import read_own
@@ -175,24 +175,24 @@ def machine_here(request: Request) -> Machine:
 
 
 def rehearses(options: RunOptions, here: Machine) -> bool:
-    """Whether what runs is a rehearsal; a card that is only described is shown."""
+    """Whether what runs is a rehearsal; a GPU that is only described is shown."""
     described = bool(options.request.gpu or options.request.gpu_memory)
     return here.gpu is None and not (described and options.shown_only)
 
 
 def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
-    """The cards that the recipe is for; where there is none to run on, two processes rehearse for them all."""
+    """The GPUs that the recipe is for; where there is none to run on, two processes rehearse for them all."""
     return min(2, recipe.gpus) if rehearses else recipe.gpus
 
 
 def resolved_run(
     options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
-    """(what runs here: the recipe's setup for the machine in question where that has a card, the rehearsal of it
+    """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
     without; the prediction of `judge` that it was chosen by, None if it was chosen by formula).
 
     Raises:
-        DoesNotFitError: no variant fits, or the card that is described is more than the one that is here.
+        DoesNotFitError: no variant fits, or the GPU that is described is more than the one that is here.
     """
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.hardware import described_gpu
@@ -219,14 +219,14 @@ def resolved_run(
         setup = replace(setup, why=why)
     described = described_gpu(request.gpu, request.gpu_memory)
     if here.gpu is not None and described is not None and not options.shown_only:
-        _refuse_another_card(described, here.gpu)
+        _refuse_another_gpu(described, here.gpu)
     if rehearsed:
         return rehearse(recipe, setup, gpus=place.gpus), prediction
     return RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes), prediction
 
 
-def _refuse_another_card(described: Gpu, here: Gpu) -> None:
-    """A setup for a card that is larger, or computes in bf16, would fail on the one that is here."""
+def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:
+    """A setup for a GPU that is larger, or computes in bf16, would fail on the one that is here."""
     from hf_memkit.errors import DoesNotFitError
 
     if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):

@@ -58,15 +58,15 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups that are stepped with, as they are now: torchao's own list goes stale (see above)."""
-        on_card = self.d_opt.param_groups if self.d_opt is not None else []
-        return [*on_card, *itertools.chain.from_iterable(each.param_groups for each in self.optim_dict.values())]
+        on_gpu = self.d_opt.param_groups if self.d_opt is not None else []
+        return [*on_gpu, *itertools.chain.from_iterable(each.param_groups for each in self.optim_dict.values())]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
         """The states by parameter on the GPU, wherever they are held."""
-        on_card = dict(self.d_opt.state) if self.d_opt is not None else {}
+        on_gpu = dict(self.d_opt.state) if self.d_opt is not None else {}
         host = {p: each.state[self.param_d2h_map[p]] for p, each in self.optim_dict.items() if each.state}
-        return {**on_card, **host}
+        return {**on_gpu, **host}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()

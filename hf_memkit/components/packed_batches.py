@@ -56,7 +56,7 @@ def trainer_options(
             )
     callbacks: list[Any] = []
     if flash:
-        callbacks.append(_TriedOnDevice())  # this attention has no CPU form, and the model is not on its card yet
+        callbacks.append(_TriedOnDevice())  # this attention has no CPU form, and the model is not on its GPU yet
     elif not _partitioned(model):
         _refuse_leaks(model)
     if length is None:
@@ -139,7 +139,7 @@ class PaddingFree:
 
     def __init__(self, *, flash: bool = False) -> None:
         self.tokens = 0
-        # With the boundaries given, flash attention need not look for them in every layer, which waits for the card.
+        # With the boundaries given, flash attention need not look for them in every layer, which waits for the GPU.
         self._flatten = DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -27,32 +27,32 @@ def checks() -> list[Check]:
 
     build = f"torch {torch.__version__}"
     if not torch.cuda.is_available():
-        return [*_no_card(build, torch.version.cuda), *_environment()]
+        return [*_no_gpu(build, torch.version.cuda), *_environment()]
     return [
         Check(_GROUP, "CUDA", "ok", f"{build}, CUDA {torch.version.cuda}, driver {_driver_version()}"),
-        *(check for index in range(torch.cuda.device_count()) for check in _card(torch, index)),
+        *(check for index in range(torch.cuda.device_count()) for check in _gpu(torch, index)),
         *_environment(),
     ]
 
 
-def _no_card(build: str, cuda: str | None) -> list[Check]:
+def _no_gpu(build: str, cuda: str | None) -> list[Check]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not _DRIVER.exists():
         found = f"no GPU found; recipes run a rehearsal with a small model ({build})"
-        return [Check(_GROUP, "card", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
+        return [Check(_GROUP, "GPU", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
     if visible is not None and visible.strip() in ("", "-1"):
         found = f"hidden by CUDA_VISIBLE_DEVICES={visible!r}"
-        return [Check(_GROUP, "card", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
+        return [Check(_GROUP, "GPU", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
     if cuda is None:
         found = f"{build} is a CPU build and cannot use this machine's GPU"
-        return [Check(_GROUP, "card", "missing", found, "pip install --force-reinstall torch", core=True)]
+        return [Check(_GROUP, "GPU", "missing", found, "pip install --force-reinstall torch", core=True)]
     found = f"{build} needs CUDA {cuda}, and the driver {_driver_version()} cannot start it: too old, or broken"
     return [
-        Check(_GROUP, "card", "missing", found, "nvidia-smi (then update the driver, or install an older torch)", True)
+        Check(_GROUP, "GPU", "missing", found, "nvidia-smi (then update the driver, or install an older torch)", True)
     ]
 
 
-def _card(torch: Any, index: int) -> list[Check]:
+def _gpu(torch: Any, index: int) -> list[Check]:
     """A GPU's types by its compute capability: `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated,
     slower than fp32."""
     properties = torch.cuda.get_device_properties(index)
@@ -61,15 +61,13 @@ def _card(torch: Any, index: int) -> list[Check]:
     types = "bf16, fp16" if bf16 else "fp16 with loss scaling; bf16 emulated, slower than fp32"
     found = f"{properties.name}, {format_gib(properties.total_memory)}"
     found += f", compute capability {capability[0]}.{capability[1]}: {types}"
-    name = f"card {index}"
+    name = f"GPU {index}"
     if not has_kernels(capability, torch.cuda.get_arch_list()):
         found += f"; torch {torch.__version__} has no kernels for it"
         return [Check(_GROUP, name, "missing", found, "install a torch built for an older CUDA (pytorch.org)", True)]
     results = [Check(_GROUP, name, "ok" if bf16 else "warning", found)]
     if "MIG" in properties.name:
-        results.append(
-            Check(_GROUP, f"MIG of card {index}", "ok", "a slice of a GPU; the memory above is the slice's")
-        )
+        results.append(Check(_GROUP, f"MIG of GPU {index}", "ok", "a slice of a GPU; the memory above is the slice's"))
     return results
 
 

@@ -127,7 +127,7 @@ def hardware(device: torch.device | None) -> HardwareFacts:
     module = torch.get_device_module(device)
     facts["device_name"] = module.get_device_name(device)
     facts["device_count"] = module.device_count()
-    # Below 1 somebody (a test on a bigger card, say) has capped the allocator: it fails before the card is full.
+    # Below 1 somebody (a test on a bigger GPU, say) has capped the allocator: it fails before the GPU is full.
     # An allocator without a cap may name a larger number, and one of the user's own may know of no cap at all.
     with contextlib.suppress(AttributeError, RuntimeError):
         facts["allocator_cap_fraction"] = min(1.0, module.get_per_process_memory_fraction(device))

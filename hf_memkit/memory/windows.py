@@ -162,7 +162,7 @@ class LogNumbers:
     def take(self) -> dict[str, float]:
         """The highest values of the steps since the last `take`; if there was none, the same as then.
 
-        `headroom_gib` is the card's capacity less the reserved peak and what is used on the GPU beside this
+        `headroom_gib` is the GPU's capacity less the reserved peak and what is used on the GPU beside this
         allocator, where NVML has told that at any time. Without an allocator there is `host_rss_gib` alone.
         """
         self._taken = True

@@ -170,8 +170,8 @@ class RunView:
         name = self.hardware.get("device_name")
         if not self.on_cuda or not isinstance(name, str):
             return None
-        old = {card.split()[0] for card, facts in CARDS.items() if facts.capability < _AMPERE and " " not in card}
-        return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(card)}\b", name) for card in old))
+        old = {known.split()[0] for known, facts in CARDS.items() if facts.capability < _AMPERE and " " not in known}
+        return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(known)}\b", name) for known in old))
 
     @property
     def weights_in_fp32(self) -> bool:

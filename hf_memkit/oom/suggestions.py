@@ -25,7 +25,7 @@ Proposals = Iterator[tuple[float, Change]]
 
 ACTIVATION_PHASES: Final = ("forward", "backward")
 
-_ON_THE_CARD: Final = ("load", "data", "forward", "backward", "optimizer")
+_ON_THE_GPU: Final = ("load", "data", "forward", "backward", "optimizer")
 
 _FP32_STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
 _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
@@ -227,7 +227,7 @@ def eight_bit(job: RunView) -> Proposals:
 def paged(job: RunView) -> Proposals:
     """8-bit states that may leave the GPU."""
     held, row = job.gib("optimizer"), find_optimizer(job.optim)
-    if not held or job.phase not in _ON_THE_CARD or not job.on_cuda or job.deepspeed or job.fsdp:
+    if not held or job.phase not in _ON_THE_GPU or not job.on_cuda or job.deepspeed or job.fsdp:
         return
     if row.unpaged or (row.algorithm, row.packages, row.bits) != ("AdamW", ("bitsandbytes",), 8):
         return
@@ -259,7 +259,7 @@ def base_weights(job: RunView) -> Proposals:
     held = job.gib("weights")
     if not held or not job.trains_adapters or not job.weights_in_fp32:
         return
-    if job.phase not in (*_ON_THE_CARD, "evaluate") or not job.has_bf16:
+    if job.phase not in (*_ON_THE_GPU, "evaluate") or not job.has_bf16:
         return
     parameters = (job.parameters or 0) - (job.trainable or 0)
     frozen = parameters * 4 / GIB
@@ -275,7 +275,7 @@ def base_weights(job: RunView) -> Proposals:
 def adapters(job: RunView) -> Proposals:
     """LoRA: gradients and states of adapters instead of the whole model."""
     held = job.model_states
-    if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable or not held:
+    if job.phase not in _ON_THE_GPU or job.trains_adapters or not job.trainable or not held:
         return
     yield held, Change(
         "adapter.LoraConfig", {"target_modules": "all-linear"},
@@ -287,7 +287,7 @@ def adapters(job: RunView) -> Proposals:
 def sharding(job: RunView) -> Proposals:
     """Gradients and states split over the GPUs of the job."""
     held = job.model_states
-    if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_CARD or job.trains_adapters:
+    if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_GPU or job.trains_adapters:
         return
     stage = 0 if job.stage is None and not job.deepspeed else job.stage
     name, splits = "zero2", "splits gradients and optimizer states"
@@ -305,7 +305,7 @@ def sharding(job: RunView) -> Proposals:
 def offload(job: RunView) -> Proposals:
     """ZeRO-Offload: gradients and states in RAM, the optimizer step on the CPU."""
     held = job.model_states
-    if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_CARD or job.trains_adapters:
+    if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_GPU or job.trains_adapters:
         return
     if (job.deepspeed and job.stage is None) or job.argument("deepspeed_offload_optimizer"):
         return
@@ -326,7 +326,7 @@ def offload(job: RunView) -> Proposals:
 
 def _states(job: RunView) -> float | None:
     """What the optimizer's states hold, or will hold where the first step is making them."""
-    if job.phase not in _ON_THE_CARD:
+    if job.phase not in _ON_THE_GPU:
         return None
     held = job.gib("optimizer")
     if job.phase == "optimizer":
@@ -358,14 +358,14 @@ def gathered_predictions(job: RunView) -> Proposals:
     if job.phase != "evaluate" or job.keeps_no_predictions or job.argument("batch_eval_metrics"):
         return
     if job.argument("eval_accumulation_steps") is None:
-        yield _whole_card(job), Change(
+        yield _whole_gpu(job), Change(
             "arguments.eval_accumulation_steps", 16,
             "with compute_metrics, Trainer keeps all predictions on the GPU until the evaluation ends; this moves "
             "them to RAM every 16 batches",
             "the evaluation waits for these copies, and RAM must hold all predictions (for a language model samples × "
             "tokens × vocabulary)",
         )  # fmt: skip
-    yield _whole_card(job) / 2, SMALL_PREDICTIONS
+    yield _whole_gpu(job) / 2, SMALL_PREDICTIONS
 
 
 def only_loss(job: RunView) -> Proposals:
@@ -379,7 +379,7 @@ def evaluation_batch(job: RunView) -> Proposals:
     """Fewer samples in each evaluation batch."""
     samples = job.count("per_device_eval_batch_size")
     if job.phase == "evaluate" and samples is not None and samples > 1:
-        yield _whole_card(job) * 0.75, Change(
+        yield _whole_gpu(job) * 0.75, Change(
             "arguments.per_device_eval_batch_size", samples // 2,
             f"evaluation batches have {samples} samples, whatever the training batch size",
             "a slower evaluation; the metrics are the same",
@@ -434,7 +434,7 @@ def buffers_in_ram(job: RunView) -> Proposals:
     )  # fmt: skip
 
 
-def _whole_card(job: RunView) -> float:
+def _whole_gpu(job: RunView) -> float:
     """Without categories, the change to what usually holds most comes first."""
     return 1.0 + (job.gib("loss") or 0.0)
 

@@ -71,7 +71,7 @@ class DeviceFigures:
         return f"{sizes} and {show(self.cached)} cached, but fragmented."
 
 
-def _card(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
+def _gpu(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
     """The GPU of `message`, with `requested` bytes requested and `free` bytes free."""
     reserved, available = message.reserved_bytes, free
     if message.allowed_bytes is not None and reserved is not None:
@@ -230,101 +230,101 @@ def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
         sizes = f"{'requested, ' if requested is None else ''}free, allocated and reserved"
         why = f"The text does not give the {sizes} sizes. The full message has them, on the same line or the next."
         return _made("unknown", why, (), _figures(message))
-    card = _card(message, allocator_settings, requested, free)
+    gpu = _gpu(message, allocator_settings, requested, free)
     for rule in (_too_large, _cap, _fits, _fragmentation, _others, _overhead):
-        verdict = rule(card)
+        verdict = rule(gpu)
         if verdict is not None:
             return verdict
-    return _size(card)
+    return _size(gpu)
 
 
-def _too_large(card: DeviceFigures) -> Verdict | None:
-    if card.limit is None or card.requested <= card.limit:
+def _too_large(gpu: DeviceFigures) -> Verdict | None:
+    if gpu.limit is None or gpu.requested <= gpu.limit:
         return None
-    whose = "this process may use" if card.message.allowed_bytes else "the GPU has"
-    why = f"One tensor needs {show(card.requested)}; {whose} {show(card.limit)} in total."
-    return _verdict("size", why, card, _for_size(card.message, "the tensor alone is too large"))
+    whose = "this process may use" if gpu.message.allowed_bytes else "the GPU has"
+    why = f"One tensor needs {show(gpu.requested)}; {whose} {show(gpu.limit)} in total."
+    return _verdict("size", why, gpu, _for_size(gpu.message, "the tensor alone is too large"))
 
 
-def _cap(card: DeviceFigures) -> Verdict | None:
-    message = card.message
+def _cap(gpu: DeviceFigures) -> Verdict | None:
+    message = gpu.message
     allowed, free, reserved = message.allowed_bytes, message.free_bytes, message.reserved_bytes
-    if allowed is None or free is None or reserved is None or reserved + card.requested <= allowed:
+    if allowed is None or free is None or reserved is None or reserved + gpu.requested <= allowed:
         return None
-    if free < card.requested or card.short <= 0:
+    if free < gpu.requested or gpu.short <= 0:
         return None  # the GPU is full too, or the cache would be enough
     why = (
         f"The GPU has {show(free)} free, but this process may use at most {show(allowed)}: {show(reserved)} reserved "
-        f"+ {show(card.requested)} requested is more."
+        f"+ {show(gpu.requested)} requested is more."
     )
     lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "raises the limit")
-    return _verdict("cap", why, card, (lift, *_for_size(card.message, "the cap, not the GPU, is the limit")))
+    return _verdict("cap", why, gpu, (lift, *_for_size(gpu.message, "the cap, not the GPU, is the limit")))
 
 
-def _fits(card: DeviceFigures) -> Verdict | None:
-    if card.available < card.requested:
+def _fits(gpu: DeviceFigures) -> Verdict | None:
+    if gpu.available < gpu.requested:
         return None
     why = (
-        f"{show(card.requested)} was requested and {show(card.available)} was free a moment later, when the message "
+        f"{show(gpu.requested)} was requested and {show(gpu.available)} was free a moment later, when the message "
         "was written. Another process may have released memory in between, or the driver had no contiguous block of "
         "that size."
     )
-    if other_processes(card.message):
-        return _verdict("another process", why, card, _free_the_card(card.message))
-    return _verdict("unknown", why, card, ())
+    if other_processes(gpu.message):
+        return _verdict("another process", why, gpu, _free_the_gpu(gpu.message))
+    return _verdict("unknown", why, gpu, ())
 
 
-def _fragmentation(card: DeviceFigures) -> Verdict | None:
-    message, cached = card.message, card.cached
-    if cached is None or card.short > 0 or cached < _NOTABLE * (card.limit or message.reserved_bytes or 0):
+def _fragmentation(gpu: DeviceFigures) -> Verdict | None:
+    message, cached = gpu.message, gpu.cached
+    if cached is None or gpu.short > 0 or cached < _NOTABLE * (gpu.limit or message.reserved_bytes or 0):
         return None
     pieces = (
         f"PyTorch's cache is fragmented: {show(message.reserved_bytes or 0)} reserved − "
         f"{show(message.allocated_bytes or 0)} allocated = {show(cached)} cached, in blocks between live tensors"
     )
-    if cached >= card.requested:
-        why = f"{pieces}. No free block is as large as {show(card.requested)}."
+    if cached >= gpu.requested:
+        why = f"{pieces}. No free block is as large as {show(gpu.requested)}."
     else:
-        enough = f"With the {show(card.available)} that was free, this is enough for {show(card.requested)}"
-        why = f"{pieces}. {enough} and would leave {show(-card.short)}."
-    return _verdict("fragmentation", why, card, _for_fragmentation(message, card.allocator_settings))
+        enough = f"With the {show(gpu.available)} that was free, this is enough for {show(gpu.requested)}"
+        why = f"{pieces}. {enough} and would leave {show(-gpu.short)}."
+    return _verdict("fragmentation", why, gpu, _for_fragmentation(message, gpu.allocator_settings))
 
 
-def _others(card: DeviceFigures) -> Verdict | None:
-    message = card.message
-    if card.others is None or card.others < max(card.short, _NOTABLE * (message.capacity_bytes or 0)):
+def _others(gpu: DeviceFigures) -> Verdict | None:
+    message = gpu.message
+    if gpu.others is None or gpu.others < max(gpu.short, _NOTABLE * (message.capacity_bytes or 0)):
         return None
-    held = f"{show(card.others)} of the GPU"
+    held = f"{show(gpu.others)} of the GPU"
     hold = f"Other processes hold {held}" if message.processes else f"{held} is neither free nor this process's"
-    why = f"{hold}; without that, the request would have fit. {card.balance}"
-    return _verdict("another process", why, card, _free_the_card(message))
+    why = f"{hold}; without that, the request would have fit. {gpu.balance}"
+    return _verdict("another process", why, gpu, _free_the_gpu(message))
 
 
-def _overhead(card: DeviceFigures) -> Verdict | None:
-    if card.own_overhead is None or card.own_overhead <= OWN_CONTEXT:
+def _overhead(gpu: DeviceFigures) -> Verdict | None:
+    if gpu.own_overhead is None or gpu.own_overhead <= OWN_CONTEXT:
         return None
-    if card.own_overhead - OWN_CONTEXT < max(card.short, _NOTABLE * (card.message.capacity_bytes or 0)):
+    if gpu.own_overhead - OWN_CONTEXT < max(gpu.short, _NOTABLE * (gpu.message.capacity_bytes or 0)):
         return None
     why = (
-        f"This process holds {show(card.own_overhead)} outside PyTorch's allocator: the CUDA context (0.5 to 2 GiB) "
+        f"This process holds {show(gpu.own_overhead)} outside PyTorch's allocator: the CUDA context (0.5 to 2 GiB) "
         "and libraries with their own allocations, such as NCCL, bitsandbytes' paged states, vLLM or another "
-        f"framework. {card.balance}"
+        f"framework. {gpu.balance}"
     )
     buffers = "shrinks the buffer of each NCCL channel (default 4 MiB)"
     helps = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
     outside = "the memory is outside PyTorch's allocator"
-    return _verdict("context and libraries", why, card, (helps, *_for_size(card.message, outside)))
+    return _verdict("context and libraries", why, gpu, (helps, *_for_size(gpu.message, outside)))
 
 
-def _size(card: DeviceFigures) -> Verdict:
-    if card.short > 0:
-        why = f"The job needs more memory than is available. {card.balance}"
-        return _verdict("size", why, card, _for_size(card.message, "fragmentation is not the cause"))
+def _size(gpu: DeviceFigures) -> Verdict:
+    if gpu.short > 0:
+        why = f"The job needs more memory than is available. {gpu.balance}"
+        return _verdict("size", why, gpu, _for_size(gpu.message, "fragmentation is not the cause"))
     why = (
-        f"The GPU is nearly full. {card.balance} Even if the cache were one block, only {show(-card.short)} would "
+        f"The GPU is nearly full. {gpu.balance} Even if the cache were one block, only {show(-gpu.short)} would "
         "remain, and the next request would fail: the job needs less memory."
     )
-    return _verdict("size", why, card, _for_size(card.message, "they would serve this request but not the next"))
+    return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
 
 
 def _mps(message: OomMessage) -> Verdict:
@@ -347,7 +347,7 @@ def _mps(message: OomMessage) -> Verdict:
     return _made("cap", why, (lift,), _figures(message))
 
 
-def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
+def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     who = ", ".join(str(process.pid) for process in other_processes(message)[:5])
     ids = f" ({'processes' if ',' in who else 'process'} {who})" if who else ""
     return (
@@ -364,11 +364,11 @@ def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
     )  # fmt: skip
 
 
-def _verdict(cause: Cause, why: str, card: DeviceFigures, settings: tuple[Remedy, ...]) -> Verdict:
-    short = max(card.short, 0) or None
-    extra = {"short_gib": short, "outside_allocator_gib": card.own_overhead, "other_processes_gib": card.others}
+def _verdict(cause: Cause, why: str, gpu: DeviceFigures, settings: tuple[Remedy, ...]) -> Verdict:
+    short = max(gpu.short, 0) or None
+    extra = {"short_gib": short, "outside_allocator_gib": gpu.own_overhead, "other_processes_gib": gpu.others}
     figures = {name: size / GIB for name, size in extra.items() if size is not None}
-    return _made(cause, why, settings, _figures(card.message) | figures)
+    return _made(cause, why, settings, _figures(gpu.message) | figures)
 
 
 def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], figures: dict[str, float]) -> Verdict:

@@ -332,7 +332,7 @@ def _about_variant(machine: Machine) -> Iterator[str]:
     if gpu is None or gpu.here or rates_of(gpu.name) not in RATES.values():
         return
     if (other := named_gpu(f"{gpu.name} PCIe").name) != gpu.name:
-        yield f'times are for the {gpu.name} as a module (SXM); for the PCIe GPU: --gpu "{other}"'
+        yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe version: --gpu "{other}"'
 
 
 def _what_differs(other: Judged, own: Judged) -> str:

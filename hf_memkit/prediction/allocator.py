@@ -25,7 +25,7 @@ class CachingAllocator:
 
     Args:
         settings: the options it works by.
-        device: where its memory comes from; None: a card without limit.
+        device: where its memory comes from; None: a GPU without limit.
         allowed_bytes: what torch lets this process take (`set_per_process_memory_fraction`); None: no limit. Other
             than the device's own limit it is asked before pages are counted: an expandable segment can pass it by
             less than a page.

@@ -22,13 +22,13 @@ __all__ = [
 
 AddressOrder = Literal["ascending", "descending", "shuffled"]
 
-_SEGMENT_SPACING: Final = 2**44  # more than any card has, so that segments never touch
+_SEGMENT_SPACING: Final = 2**44  # more than any GPU has, so that segments never touch
 _ADDRESS_SPACE: Final = 2**48
 
 
-def address_range(card_bytes: int) -> int:
-    """The size of an expandable segment's range of addresses (`ExpandableSegment`): nine eighths of the card."""
-    return card_bytes + card_bytes // 8
+def address_range(gpu_bytes: int) -> int:
+    """The size of an expandable segment's range of addresses (`ExpandableSegment`): nine eighths of the GPU."""
+    return gpu_bytes + gpu_bytes // 8
 
 
 class Device(Protocol):
@@ -56,7 +56,7 @@ class DeviceMemory:
 
     Args:
         size_bytes: what the allocator can get; None: no limit.
-        total_bytes: what the card has in all: it decides how many addresses an expandable segment has, and by that,
+        total_bytes: what the GPU has in all: it decides how many addresses an expandable segment has, and by that,
             at times, which free block is the best; None: more than can be used.
         order: how the addresses of segments follow one another, which the driver decides and which nobody documents;
             it matters to an allocator that goes by addresses.

@@ -1,4 +1,4 @@
-"""A copy of an allocator in the middle of a trace, so that what comes before is replayed once for many cards.
+"""A copy of an allocator in the middle of a trace, so that what comes before is replayed once for many GPUs.
 
 ```
 trace ──> Started: the state just before more than some bytes are reserved ──> does it complete with this cap?
@@ -32,13 +32,13 @@ class Outcome(NamedTuple):
 class Started:
     """A trace, replayed up to where it first reserves more than `reserved_bytes`.
 
-    Until then a card that has at least so much refuses nothing, and the allocator does the same on all of them.
+    Until then a GPU that has at least so much refuses nothing, and the allocator does the same on all of them.
     """
 
     def __init__(
-        self, trace: Trace, settings: AllocatorSettings, reserved_bytes: int, *, card_bytes: int | None
+        self, trace: Trace, settings: AllocatorSettings, reserved_bytes: int, *, gpu_bytes: int | None
     ) -> None:
-        self._trace, self._card_bytes, self._settings = trace, card_bytes, settings
+        self._trace, self._gpu_bytes, self._settings = trace, gpu_bytes, settings
         beyond = self._run(len(trace.events), reserved_bytes)
         self._beyond = self._run(beyond, None)
         self._known: list[Outcome] = []
@@ -46,7 +46,7 @@ class Started:
     def _run(self, stop: int, most_reserved: int | None) -> int:
         """Replays the events before `stop`. The first one that reserves more than `most_reserved`, or `stop`."""
         self._blocks: dict[int, Block] = {}
-        self._allocator = CachingAllocator(self._settings, DeviceMemory(total_bytes=self._card_bytes))
+        self._allocator = CachingAllocator(self._settings, DeviceMemory(total_bytes=self._gpu_bytes))
         for index in range(stop):
             _do(self._trace, index, self._allocator, self._blocks)
             if most_reserved is not None and self._allocator.reserved > most_reserved:
@@ -54,17 +54,17 @@ class Started:
         return stop
 
     def completes(self, cap_bytes: int) -> bool:
-        """Whether the whole trace completes where the card has `cap_bytes` for the allocator, at least those of the
+        """Whether the whole trace completes where the GPU has `cap_bytes` for the allocator, at least those of the
         start."""
         return self.outcome(cap_bytes).completes
 
     def outcome(self, cap_bytes: int) -> Outcome:
-        """What comes of a card that has `cap_bytes` for the allocator, and of which others the same."""
+        """What comes of a GPU that has `cap_bytes` for the allocator, and of which others the same."""
         for each in self._known:
             if each.from_bytes <= cap_bytes and (each.below_bytes is None or cap_bytes < each.below_bytes):
                 return each
         held = self._allocator.reserved
-        device = DeviceMemory(cap_bytes - held, total_bytes=self._card_bytes)
+        device = DeviceMemory(cap_bytes - held, total_bytes=self._gpu_bytes)
         allocator, blocks = _copied(self._allocator, device, self._blocks)
         completes = True
         try:

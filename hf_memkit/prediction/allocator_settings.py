@@ -41,12 +41,12 @@ class AllocatorSettings:
         max_split_bytes: blocks of at least this size are not cut, and serve nothing smaller; None: no such limit.
         max_non_split_rounding_bytes: how much larger than the request such a block may be.
         garbage_collection_threshold: above this share of what the process may use, cached blocks go back to the
-            device; 0: never. torch looks at it only where the process is limited to a share of the card.
+            device; 0: never. torch looks at it only where the process is limited to a share of the GPU.
         roundup_divisions: for each interval of sizes, in how many steps the way to the next power of two is divided;
             0 or 1: sizes are rounded to 512 bytes.
         large_segment_bytes: what the large pool asks of the device for blocks below 10 MiB; with expandable segments
             the page of that pool.
-        memory_fraction: the share of the card that this process may use (`per_process_memory_fraction`, or
+        memory_fraction: the share of the GPU that this process may use (`per_process_memory_fraction`, or
             `torch.cuda.set_per_process_memory_fraction`).
     """
 
@@ -76,9 +76,9 @@ class AllocatorSettings:
             return self.large_segment_bytes
         return -(-block_bytes // SEGMENT_MULTIPLE) * SEGMENT_MULTIPLE
 
-    def allowed_bytes(self, card_bytes: int) -> int | None:
-        """What torch itself lets this process take of a card with `card_bytes`; None: it sets no limit."""
-        return int(self.memory_fraction * card_bytes) if self.memory_fraction < 1 else None
+    def allowed_bytes(self, gpu_bytes: int) -> int | None:
+        """What torch itself lets this process take of a GPU with `gpu_bytes`; None: it sets no limit."""
+        return int(self.memory_fraction * gpu_bytes) if self.memory_fraction < 1 else None
 
 
 def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""How small a card may be for a trace, and within what bounds the reserved bytes of a real run will lie."""
+"""How small a GPU may be for a trace, and within what bounds the reserved bytes of a real run will lie."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def smallest_cap(
     trace: Trace,
     settings: AllocatorSettings | None = None,
     *,
-    card_bytes: int | None = None,
+    gpu_bytes: int | None = None,
     without_cap: Replay | None = None,
 ) -> int:
     """The least memory for the allocator, in bytes, with which the trace completes, to within `CAP_STEP`.
@@ -52,23 +52,23 @@ def smallest_cap(
     caps were tried then. The same where `settings.memory_fraction` is below 1: then it is torch that sets the limit,
     and garbage collection begins at its threshold of that.
 
-    `card_bytes` is what the card has in all, as for `replay`; `without_cap` is that replay, if there is one already.
+    `gpu_bytes` is what the GPU has in all, as for `replay`; `without_cap` is that replay, if there is one already.
 
     A run at this cap waits for the device whenever the allocator gives back: it completes, slowly.
     """
     settings = settings or AllocatorSettings()
-    free = without_cap or replay(trace, settings, card_bytes=card_bytes)
+    free = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
     least, top = free.peak_requested_bytes // CAP_STEP, -(-free.peak_reserved_bytes // CAP_STEP)
     if settings.memory_fraction < 1:
 
         def holds(steps: int) -> bool:
-            return replay(trace, settings, allowed_bytes=steps * CAP_STEP, card_bytes=card_bytes).completed
+            return replay(trace, settings, allowed_bytes=steps * CAP_STEP, gpu_bytes=gpu_bytes).completed
 
         while not holds(top):  # garbage collection changes what happens below the limit
             least, top = top + 1, top + 1 + top // 50
         return _bisected(holds, least, top) * CAP_STEP
 
-    started = Started(trace, settings, least * CAP_STEP, card_bytes=card_bytes)
+    started = Started(trace, settings, least * CAP_STEP, gpu_bytes=gpu_bytes)
     for _ in range(_WALK):
         if top <= least:
             return top * CAP_STEP
@@ -106,20 +106,20 @@ def reserved_interval(
     trace: Trace,
     settings: AllocatorSettings | None = None,
     *,
-    card_bytes: int | None = None,
+    gpu_bytes: int | None = None,
     replays: int = 6,
     smallest_cap_bytes: int | None = None,
     without_cap: Replay | None = None,
 ) -> tuple[int, int]:
     """`(low, high)`: between what will `torch.cuda.max_memory_reserved()` lie?
 
-    low: the smallest cap that completes (`smallest_cap_bytes`, if it is known already). On a card of that size the run
+    low: the smallest cap that completes (`smallest_cap_bytes`, if it is known already). On a GPU of that size the run
     holds no more.
     high: the most that any of several replays holds where memory has no end: of the trace as it is, and of `replays`
     traces that differ from it as a real run does. Reserved bytes hang on small things: half a percent less of
     requested bytes has been seen to move them by 8 % (a mask that was not made, GPT-2, batch 4 × 512). What differs:
 
-    * the order in which one operation makes its results and temporaries, which a kernel for the card decides;
+    * the order in which one operation makes its results and temporaries, which a kernel for the GPU decides;
     * what a trace does not see: a few small tensors that stay (scalars, random states, counters), and scratch memory
       of kernels, from 512 bytes to 2 MiB, gone when the operation is done;
     * when the workspaces of libraries are made: at their first use, or before everything else;
@@ -132,15 +132,15 @@ def reserved_interval(
     happen. A replay without a cap (`without_cap`, if it is known already) may hold less than the cap that was found
     for the trace itself; then that is low.
     """
-    without_cap = without_cap or replay(trace, settings, card_bytes=card_bytes)
+    without_cap = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
     seen = [without_cap.peak_reserved_bytes]
     for seed in range(replays):
-        card = DeviceMemory(total_bytes=card_bytes, order="shuffled", seed=seed)
-        other = replay(perturbed(trace, seed), settings, device=card, order=_FREE_ORDERS[seed % len(_FREE_ORDERS)])
+        memory = DeviceMemory(total_bytes=gpu_bytes, order="shuffled", seed=seed)
+        other = replay(perturbed(trace, seed), settings, device=memory, order=_FREE_ORDERS[seed % len(_FREE_ORDERS)])
         seen.append(other.peak_reserved_bytes)
     low = smallest_cap_bytes
     if low is None:
-        low = smallest_cap(trace, settings, card_bytes=card_bytes, without_cap=without_cap)
+        low = smallest_cap(trace, settings, gpu_bytes=gpu_bytes, without_cap=without_cap)
     return min(low, *seen), max(seen)
 
 

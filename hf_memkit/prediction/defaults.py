@@ -155,15 +155,15 @@ def _refuse_custom_code_or_login(name: str, error: str) -> None:
 
 
 def refuse_precision(arguments: Mapping[str, Any], gpu: Gpu | None) -> None:
-    """Refuses dtypes that contradict each other, or the card.
+    """Refuses dtypes that contradict each other, or the GPU.
 
     Args:
         arguments: fields of TrainingArguments.
-        gpu: the card; None: none is known.
+        gpu: the GPU; None: none is known.
 
     Raises:
         SettingError: bf16 and fp16 at once.
-        InputError: bf16 on a card without it.
+        InputError: bf16 on a GPU without it.
     """
     if arguments.get("bf16") is not True:
         return

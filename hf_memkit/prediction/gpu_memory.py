@@ -1,11 +1,11 @@
-"""What a card's own libraries take beside the tensors that torch's dispatcher sees: one table, with sources.
+"""What a GPU's own libraries take beside the tensors that torch's dispatcher sees: one table, with sources.
 
 The figures follow from the libraries' sources. Peaks that others measured on GPUs are met with them, where the same
 libraries are traced (docs/predict.md): nothing was fitted.
 
 Left out, because small or rare: flash attention's split over keys in forward (only where batch × heads are too few to
-fill the card), the sort of an embedding's backward (about 32 bytes a token), cuSOLVER's workspace in GaLore's
-decomposition, cuDNN's convolutions (their workspace depends on the algorithm chosen on the card).
+fill the GPU), the sort of an embedding's backward (about 32 bytes a token), cuSOLVER's workspace in GaLore's
+decomposition, cuDNN's convolutions (their workspace depends on the algorithm chosen on the GPU).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK_ELEMENTS: Final = 65536  # of a tensor, for one block of a kernel that go
 
 _FUSED_FOUR_BIT_ROWS: Final = 1536
 """Rows up to which bitsandbytes may multiply without dequantising the whole weight (bitsandbytes 0.50.2:
-backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on card and shapes."""
+backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on GPU and shapes."""
 
 
 OUTLIER_COLUMNS: Final = 7

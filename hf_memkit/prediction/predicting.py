@@ -50,7 +50,7 @@ def predict(
 
     Args:
         setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there. Of its job
-            come the model's shapes (None: only a trace can tell) and the machine (without a card: no verdict).
+            come the model's shapes (None: only a trace can tell) and the machine (without a GPU: no verdict).
         trace: whether a real Trainer is traced; False: formulas only, at once.
         trust_remote_code: whether code that comes with the model may be run, in the child process.
         usual: the same setup with the lengths of a usual batch, where `setup` has those of the worst: it is traced
@@ -102,7 +102,7 @@ def predict(
 
 
 _MOST_TOKENS: Final = 2**24
-"""Of one card in one forward pass: far more than cards hold, and still a batch that a child process can make."""
+"""Of one GPU in one forward pass: far more than GPUs hold, and still a batch that a child process can make."""
 
 _MOST_PROCESSES: Final = 2**17
 
@@ -216,7 +216,7 @@ def from_trace(
         device: where its tensors lay.
         setup: what else decides bytes: the allocator's settings, what DeepSpeed splits.
         job: the machine, and how many processes there are.
-        ledger: what is not on the card, and what DeepSpeed splits; None: not known.
+        ledger: what is not on the GPU, and what DeepSpeed splits; None: not known.
         notes: what is to be said beside it; more is added.
         trainer: what trained, in words.
         libraries: versions of torch and transformers that made the trace; None: those of this process.
@@ -247,11 +247,11 @@ def from_trace(
         settings, said = parse_settings(str(text))
         notes.extend(said)
     gpu = job.machine.gpu
-    card = gpu.capacity_bytes if gpu is not None else None
-    plain = replay(trace, settings, card_bytes=card)
+    capacity = gpu.capacity_bytes if gpu is not None else None
+    plain = replay(trace, settings, gpu_bytes=capacity)
     versions = {name: libraries[name] if libraries else version(name) for name in ("torch", "transformers")}
     order = free_order(versions["torch"])
-    alone = plain if order == "segment" else replay(trace, settings, card_bytes=card, order=order)
+    alone = plain if order == "segment" else replay(trace, settings, gpu_bytes=capacity, order=order)
     if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
         notes.append("evaluations generate: every answer is counted at its maximum length")
     outside = gpu.context_bytes if gpu is not None else 0
@@ -259,8 +259,8 @@ def from_trace(
         cap = alone.peak_allocated_bytes
         low = high = plain.peak_reserved_bytes
     else:
-        cap = smallest_cap(trace, settings, card_bytes=card, without_cap=plain)
-        low, high = reserved_interval(trace, settings, card_bytes=card, smallest_cap_bytes=cap, without_cap=plain)
+        cap = smallest_cap(trace, settings, gpu_bytes=capacity, without_cap=plain)
+        low, high = reserved_interval(trace, settings, gpu_bytes=capacity, smallest_cap_bytes=cap, without_cap=plain)
     peak = trace.peak()
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:

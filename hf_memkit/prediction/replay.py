@@ -1,7 +1,7 @@
 """A trace through the caching allocator: the peaks, phase by phase, and where it runs out.
 
 ```
-Trace ──> CachingAllocator(settings, card) ──> Replay
+Trace ──> CachingAllocator(settings, GPU) ──> Replay
 ```
 """
 
@@ -57,7 +57,7 @@ def replay(
     settings: AllocatorSettings | None = None,
     cap_bytes: int | None = None,
     *,
-    card_bytes: int | None = None,
+    gpu_bytes: int | None = None,
     allowed_bytes: int | None = None,
     device: Device | None = None,
     releases: Collection[int] = _NOTHING,
@@ -69,17 +69,17 @@ def replay(
     Args:
         trace: the storages. One without bytes takes no block.
         settings: the allocator's options; None: torch's defaults.
-        cap_bytes: what the card has for the allocator; None: as much as it wants.
-        card_bytes: what the card has in all; with expandable segments it matters a little (`DeviceMemory`). None:
+        cap_bytes: what the GPU has for the allocator; None: as much as it wants.
+        gpu_bytes: what the GPU has in all; with expandable segments it matters a little (`DeviceMemory`). None:
             unknown.
         allowed_bytes: what torch lets the process take (`AllocatorSettings.allowed_bytes`); None: no limit.
-        device: instead of a card with these.
+        device: instead of a GPU with these.
         releases: indexes of events before which everything cached goes back, as `torch.cuda.empty_cache()` does.
         streams: of storage n at `[n - 1]`; None: all use one.
         order: as for `CachingAllocator`.
     """
     allocator = CachingAllocator(
-        settings, device or DeviceMemory(cap_bytes, total_bytes=card_bytes), allowed_bytes=allowed_bytes, order=order
+        settings, device or DeviceMemory(cap_bytes, total_bytes=gpu_bytes), allowed_bytes=allowed_bytes, order=order
     )
     malloc, free, sizes, events = allocator.malloc, allocator.free, trace.sizes_bytes, trace.events
     blocks: dict[int, Block] = {}

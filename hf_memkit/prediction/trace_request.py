@@ -1,4 +1,4 @@
-"""What is asked of the child process: a setup, its shape, and the card that it is for. Plain data, passed as JSON."""
+"""What is asked of the child process: a setup, its shape, and the GPU that it is for. Plain data, passed as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_memkit.user_script import UserScript
 __all__ = ["EARLY", "LATE", "Device", "ScriptRequest", "TraceRequest"]
 
 Device = Literal["cuda", "cpu", "real cpu"]
-"""Fake tensors on a (fake) card; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
+"""Fake tensors on a (fake) GPU; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
 
 EARLY: Final = "early"
 LATE: Final = "late"
@@ -28,8 +28,8 @@ class TraceRequest:
         setup: what to train, with `model.architecture`; `model.class` where it is no causal language model.
         sequence_length: tokens of each example.
         device: where its tensors lie.
-        capability: the card's CUDA compute capability: it decides which kernels run.
-        capacity_bytes: what the card would say of its memory.
+        capability: the GPU's CUDA compute capability: it decides which kernels run.
+        capacity_bytes: what the GPU would say of its memory.
         evaluate: whether an evaluation follows the two steps.
         metrics: whether that evaluation computes metrics of the predictions, which are kept for them.
         evaluation_batches: how many batches it has.
@@ -77,7 +77,7 @@ class ScriptRequest:
         script: which, with its arguments.
         folder, environment: the ones it would be started in.
         device, capability, capacity_bytes: as of a `TraceRequest`.
-        gpu_name: what the card calls itself.
+        gpu_name: what the GPU calls itself.
         worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
         processes, per_node: ranks in all, one GPU each, and those of one machine.

@@ -42,7 +42,7 @@ SLACK_SHARE: Final[dict[Level, tuple[float, float]]] = {
 * cpu trace: other kernels, another attention, other autocast lists; assumed. torch accepts ±10 % for its own tracker
   of traced steps against CUDA (pytorch: test/distributed/_tools/test_mem_tracker.py, `delta=0.1`).
 * formula: the large terms only, and no replay of the allocator, whose segments took up to a quarter more than was
-  allocated in traced steps of small models, with the trace's 5 % on top; assumed. Where the card is full, the
+  allocated in traced steps of small models, with the trace's 5 % on top; assumed. Where the GPU is full, the
   allocator makes do with little more than what is allocated.
 """
 
@@ -144,7 +144,7 @@ def judge(
         host_bytes: RAM of one machine with all its processes, page-locked RAM included; None: not modelled.
         disk_bytes: what training keeps on disk; None: not modelled.
     """
-    on_card = _card(machine.gpu, peak_reserved_bytes[1], smallest_cap_bytes, outside_allocator_bytes, confidence)
+    on_gpu = _gpu(machine.gpu, peak_reserved_bytes[1], smallest_cap_bytes, outside_allocator_bytes, confidence)
     lacks = []
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
@@ -157,12 +157,12 @@ def judge(
             f"{format_size(machine.disk_free_bytes)} free"
         )
     if not lacks:
-        return on_card
-    why = "; ".join((*lacks, f"on the GPU: {on_card.why}"))
-    return Judgement("does not fit" if on_card.verdict is not None else None, why)
+        return on_gpu
+    why = "; ".join((*lacks, f"on the GPU: {on_gpu.why}"))
+    return Judgement("does not fit" if on_gpu.verdict is not None else None, why)
 
 
-def _card(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence) -> Judgement:
+def _gpu(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence) -> Judgement:
     if gpu is None:
         return Judgement(None, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB")
     usable = max(0, gpu.capacity_bytes - outside)

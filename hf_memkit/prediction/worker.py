@@ -85,7 +85,7 @@ class Worker:
             self._output = os.dup(2)
             open_files = (*self._open_files, self._output)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        # The predicted card is another one than this machine's; and once torch has looked for a card, no process that
+        # The predicted GPU is another one than this machine's; and once torch has looked for a GPU, no process that
         # is forked can use it.
         environment["CUDA_VISIBLE_DEVICES"] = ""
         for name in LAUNCHER_VARIABLES:

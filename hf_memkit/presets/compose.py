@@ -32,7 +32,7 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
 
     Args:
         name: such as `"8bit"`, `"lean+lora"`, `"8bit+selective-checkpointing"`.
-        extra: techniques that take the place of those of the same slot, without a conflict.
+        extra: techniques that replace those of the same slot, without a conflict.
 
     Raises:
         InputError: an unknown name.
@@ -80,7 +80,7 @@ def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mappi
 
 
 def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
-    """`techniques` with those named in `extra`, which take the place of others of the same slot; in order.
+    """`techniques` with those named in `extra`, which replace others of the same slot; in order.
 
     Raises:
         InputError: an unknown name.
@@ -137,7 +137,7 @@ def apply_preset(
     Args:
         name: presets and techniques joined by `+`.
         job: the model, the machine and the batch.
-        extra: techniques that take the place of those of the same slot.
+        extra: techniques that replace those of the same slot.
         without: families of which no technique is applied.
         left_out: techniques that are left out, each with why, which is noted.
         change: what is done to the setup after its techniques, before its ledger is computed.

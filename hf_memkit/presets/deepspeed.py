@@ -24,14 +24,14 @@ __all__ = ["resolve_deepspeed"]
 
 
 def resolve_deepspeed(request: Request) -> Setup:
-    """The preset as it stands, or sized if a model is named; its job has no batch of its own.
+    """The preset unchanged, or sized if a model is named; its job has no batch.
 
     Raises:
         InputError: there is no such preset, model or GPU.
         SettingError: what was asked for would have no effect.
     """
     name, model, gpus = request.deepspeed, request.model, request.gpus or 1
-    config = load(name)  # an unknown name is told first
+    config = load(name)  # an unknown name is reported first
     if request.nvme_path is not None and not request.nvme_path.strip():
         raise InputError("--nvme-path: empty; give a folder")
     path = str(user_path(request.nvme_path)) if request.nvme_path else None

@@ -53,7 +53,7 @@ class ArgumentFile:
         return {name: value for name, (value, _) in self.entries.items()}
 
     def text(self, *, as_yaml: bool) -> str:
-        """The file's text. JSON holds no comments: the reasons stand in YAML only."""
+        """The file's text. JSON holds no comments: only YAML has the reasons."""
         if not as_yaml:
             return json.dumps(self.content, indent=2) + "\n"
         blocks = [_comment([self.title])]
@@ -92,7 +92,7 @@ def argument_file(
     Args:
         setup: with the user's own fields of TrainingArguments settled already (`hf_memkit.presets.own`).
         own: everything that the user's file holds: fields of TrainingArguments under today's names, and arguments of
-            the script's own. They stand first, in their order.
+            the script's own. They come first, in their order.
         replaced: what they replaced.
         script: the kind of script (`hf_memkit.presets.outside.SCRIPTS`).
         deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.
@@ -138,7 +138,7 @@ def _transformers() -> str:
 
 
 def reasoned_yaml(entries: Reasoned, indent: str = "") -> str:
-    """Each value under its reason; a reason that several in a row have stands there once."""
+    """Each value under its reason; a reason that several in a row share is written once."""
     text, before = "", ""
     for name, (value, reason) in entries.items():
         if reason != before:

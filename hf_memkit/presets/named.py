@@ -36,7 +36,7 @@ class Preset:
     where_possible: tuple[str, ...] = ()
 
 
-_ON_THE_CARD: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
+_ON_THE_GPU: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
 """What a preset that trains on the GPU without DeepSpeed has, as a rule."""
 
 PRESETS: Final[dict[str, Preset]] = {
@@ -54,13 +54,13 @@ PRESETS: Final[dict[str, Preset]] = {
     ),
     "8bit": Preset(
         "optimizer states fill your GPU, and you want to keep fp32 weights: 8-bit AdamW under autocast",
-        ("bf16-autocast", "adamw-8bit", *_ON_THE_CARD),
+        ("bf16-autocast", "adamw-8bit", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=4 + 2.04,
         where_possible=("chunked-loss",),
     ),
     "resident": Preset(
         "all weights are trained, and everything stays on one GPU: 16-bit weights, 8-bit optimizer",
-        ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_CARD),
+        ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=2 + 2.04,
         where_possible=("chunked-loss",),
     ),
@@ -89,19 +89,19 @@ PRESETS: Final[dict[str, Preset]] = {
     ),
     "lora": Preset(
         "adapters will do: frozen 16-bit weights, LoRA on every linear layer",
-        ("half-weights-frozen", "lora", "adamw-fused", *_ON_THE_CARD),
+        ("half-weights-frozen", "lora", "adamw-fused", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=0.2,  # adapters only
         where_possible=("chunked-loss",),
     ),
     "qlora": Preset(
         "adapters will do, and even the frozen weights are too large: 4-bit NF4 weights, paged 8-bit AdamW",
-        ("half-weights-frozen", "qlora", "paged-adamw-8bit", *_ON_THE_CARD),
+        ("half-weights-frozen", "qlora", "paged-adamw-8bit", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=0.2,  # adapters only
         where_possible=("chunked-loss",),
     ),
     "largest-batch": Preset(
         "you want as many sequences at once as one GPU takes",
-        ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_CARD),
+        ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=2 + 2.04,
         solves_for="batch",
         where_possible=("chunked-loss",),

@@ -1,7 +1,7 @@
 """What a file of arguments cannot say, each with the line that says it: of Python, of a shell, or of the script's own
 arguments.
 
-`SCRIPTS` are the kinds of scripts that a file can be written for. Some have arguments of their own for the model, so
+`SCRIPTS` are the kinds of scripts that a file can be written for. Some have their own arguments for the model, so
 that less is left over.
 """
 
@@ -81,7 +81,7 @@ class Outside:
 
 
 def script_arguments(setup: Setup, script: str) -> dict[str, Setting]:
-    """`{name in the file: setting}` of what a kind of script has arguments of its own for.
+    """`{name in the file: setting}` for which a kind of script has its own arguments.
 
     The settings' keys are those of the setup, so that `outside_lines` leaves them out. Nothing for `"trainer"`.
     """
@@ -151,7 +151,7 @@ def _environment(setup: Setup) -> list[Outside]:
 
 
 def _loading(setup: Setup, said: set[str]) -> list[Outside]:
-    """Everything that `from_pretrained` is told, as one line."""
+    """All arguments of `from_pretrained`, as one line."""
     left = [s for s in setup.settings if s.key in _LOADING and s.key not in said]
     if not left:
         return []
@@ -210,7 +210,7 @@ def _parts(setup: Setup) -> list[Outside]:
 
 
 def _for_trl(part: Outside) -> Outside:
-    """A part as a user of TRL is told of it: SFTTrainer never makes the logits of a batch anyway."""
+    """A part as a user of TRL reads it: SFTTrainer never makes the logits of a batch anyway."""
     if not part.what.startswith("model_parts.chunked_loss"):
         return part
     why = f"{part.reason}; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"

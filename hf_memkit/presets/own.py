@@ -1,8 +1,8 @@
-"""The user's own arguments beside the preset's: theirs win, also over what only went with the preset's value.
+"""The user's own arguments override the preset's, together with what only went with the preset's value.
 
 `torch_compile=False` of the user beside a preset's `torch_compile_mode` would compile all the same (transformers
 5.23.0: training_args.py, a backend or mode switches compilation on), and `optim` beside an optimizer that Trainer is
-given would be ignored. What a replaced value took with it is dropped, and every such setting is told.
+given would be ignored. What only went with a replaced value is dropped, and every such setting is listed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GOES_WITH: Final[dict[str, tuple[str, ...]]] = {
     "activation_checkpointing": ("arguments.activation_checkpointing_kwargs",),
     "use_liger_kernel": ("arguments.liger_kernel_config",),
 }
-"""What means nothing, or harm, once the user's own value stands in place of the preset's."""
+"""What has no effect, or does harm, once the user's own value replaces the preset's."""
 
 _CHECKS: Final = {"activation_checkpointing": ("trainer_parts.verify_checkpointing",)}
 """Parts that verify the preset's own value, and would stop a training that the user wants otherwise."""
@@ -108,6 +108,6 @@ def _drop(
         if setting.key.removeprefix("arguments.") in own:
             continue
         setup = setup.drop(setting.key)
-        if not setting.key.startswith("optimizer.") or setting.key == "optimizer.class":  # it stands for the section
+        if not setting.key.startswith("optimizer.") or setting.key == "optimizer.class":  # one entry for the section
             replaced.append(Replaced(setting, name, value, why))
     return setup

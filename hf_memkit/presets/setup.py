@@ -30,7 +30,7 @@ _SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
 def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[list[Problem], list[Problem]]:
     """(mistakes that the rules know in a setup, what they say of the machine's size).
 
-    `own`: fields of TrainingArguments, under today's names, that stand in place of the setup's.
+    `own`: fields of TrainingArguments, under today's names, that replace the setup's.
     """
     subject = Subject.of_setup(setup)
     subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
@@ -84,13 +84,13 @@ class PresetSetup(Setup):
     def training_arguments(
         self, output_dir: str, arguments_class: type[TrainingArguments] | None = None, **own: Any
     ) -> TrainingArguments:
-        """The TrainingArguments. What is given here wins over the preset.
+        """The TrainingArguments. What is given here overrides the preset.
 
         Args:
             output_dir: where checkpoints and records go.
             arguments_class: a subclass, such as `Seq2SeqTrainingArguments` or TRL's `SFTConfig`.
-            own: any of its fields. What went with a value of the preset that they replace goes with it, and every
-                such setting is said.
+            own: any of its fields. What only went with a value of the preset that they replace is dropped too; every
+                such setting is printed.
 
         Raises:
             SettingError: they would change the global batch that was asked for, or do nothing or harm
@@ -105,7 +105,7 @@ class PresetSetup(Setup):
     def _prepare(self, own: Mapping[str, Any]) -> None:
         """What comes before TrainingArguments: they start CUDA, and join DeepSpeed's process group.
 
-        The allocator's setting, said where it comes too late; DeepSpeed's operators, built where memkit keeps them.
+        The allocator's setting (with a message where it is too late), and DeepSpeed's operators, kept by memkit.
         """
         if "deepspeed.config" in self:
             import torch
@@ -117,7 +117,7 @@ class PresetSetup(Setup):
             set_allocator(str(text), print)
 
     def _settled(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
-        """This setup without what the user's own fields replace, which is said, and these under today's names.
+        """This setup without what the user's own fields replace, which is printed, and these under today's names.
 
         Raises:
             SettingError: as `training_arguments` does.
@@ -146,7 +146,7 @@ class PresetSetup(Setup):
 
         Args:
             random_weights: builds the model from its config values instead of loading it.
-            say: told what a person should know, a line a call.
+            say: receives messages for the user, a line a call.
 
         Raises:
             InputError: the preset was resolved without a model.
@@ -163,7 +163,7 @@ class PresetSetup(Setup):
         return model
 
     def install(self, model: Any) -> Callable[[], None]:
-        """Installs the setup's model parts on a model of your own; returns what takes them back.
+        """Installs the setup's model parts on your own model; returns what removes them.
 
         Raises:
             RunError: a part cannot do its work on this model.
@@ -173,7 +173,7 @@ class PresetSetup(Setup):
     def trainer_options(
         self, model: Any, arguments: TrainingArguments, processing_class: Any = None, **own: Any
     ) -> dict[str, Any]:
-        """Keyword arguments for Trainer beside `model` and `args`; your own (`own`) win, your callbacks are kept.
+        """Keyword arguments for Trainer beside `model` and `args`; `own` overrides them, your callbacks are kept.
 
         Raises:
             SettingError: two parts give the same argument.
@@ -198,11 +198,11 @@ class PresetSetup(Setup):
 
         Args:
             output_dir: where checkpoints and records go.
-            model: a model of your own, on which the parts are installed; None: the preset's, loaded.
+            model: your own model, on which the parts are installed; None: the preset's, loaded.
             processing_class: tokenizer or processor, as Trainer takes it.
-            arguments: fields of TrainingArguments that win over the preset's.
+            arguments: fields of TrainingArguments that override the preset's.
             trainer_class, arguments_class: subclasses to use.
-            own: keyword arguments of Trainer (`train_dataset`, `data_collator`, `callbacks` …). They win too.
+            own: keyword arguments of Trainer (`train_dataset`, `data_collator`, `callbacks` …), which override too.
 
         Raises:
             InputError: no model was given, neither here nor to the preset.

@@ -25,7 +25,7 @@ def share_among_processes(setup: Setup, job: Job) -> Setup:
     setup = setup.put(
         "environment.OMP_NUM_THREADS", str(threads), f"{cores} CPU threads shared by {job.gpus} processes on a machine"
     )
-    notes = [_what_a_card_holds(setup, job.processes)]
+    notes = [_what_a_gpu_holds(setup, job.processes)]
     if job.gpus > 1:
         notes.append(
             f"RAM and disk are counted for one machine with its {job.gpus} processes, the GPU for one of them."
@@ -38,7 +38,7 @@ def share_among_processes(setup: Setup, job: Job) -> Setup:
     return setup.with_notes(*notes)
 
 
-def _what_a_card_holds(setup: Setup, processes: int) -> str:
+def _what_a_gpu_holds(setup: Setup, processes: int) -> str:
     zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
     stage = zero.get("stage", 0)
     part = f"1/{processes}"

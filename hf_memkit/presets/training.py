@@ -1,6 +1,6 @@
 """A preset, or Trainer's defaults with the user's own arguments, as a whole training: with model, batch and length.
 
-What can be known early is told early: names and values first, then the machine, then the model.
+Mistakes are reported as early as possible: names and values first, then the machine, then the model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
     refuse_too_long(str(model_name), length, longest)
     if not request.preset:
         refuse_precision(own, described)
-    # After the rest: looking for this machine's card can take importing torch.
+    # After the rest: looking for this machine's GPU can take importing torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     if trace:
         shared_worker().start()  # while the model is looked at here, it loads its libraries
@@ -76,7 +76,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         made = resolve_preset(replace(request, model=model.name, sequence_length=length))
         setup = with_class(made, model)
         notes += [note for note in made.notes if "left out" in note]
-        # What it needs by formula is what is predicted here; what else the card lacks no trace shows.
+        # What it needs by formula is what is predicted here; what else the GPU lacks no trace shows.
         warnings += [f"{request.preset} {problem}" for problem in made.problems if "by formula" not in problem]
     else:
         # Only a file holds anything else than fields; asking transformers for them takes a second.

@@ -14,7 +14,7 @@ from typing import Final
 
 from hf_memkit.errors import DoesNotFitError, InputError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size
-from hf_memkit.job import card_shortage
+from hf_memkit.job import gpu_shortage
 from hf_memkit.models import describe
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.recipe.schema import Recipe
@@ -203,7 +203,7 @@ def _candidates(candidate: Candidate, judge: Judge | None) -> Iterator[_Judged]:
         each = replace(candidate, checkpointing=kind)
         if judge is None:
             setup = each.setup()
-            short = card_shortage(setup.ledger, each.machine)
+            short = gpu_shortage(setup.ledger, each.machine)
             yield _Judged(each, setup, "does not fit" if short else "fits", "; ".join(setup.problems))
         elif each.solves:
             yield _longest(each, judge)
@@ -217,7 +217,7 @@ def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
     setup, machine = candidate.setup(), candidate.machine
     gpu = machine.gpu
     assert gpu is not None
-    short = card_shortage(setup.ledger, machine)
+    short = gpu_shortage(setup.ledger, machine)
     others = [problem for problem in setup.problems if problem not in short]
     if others and not must:
         return _Judged(candidate, setup, "", "; ".join(others))

@@ -35,7 +35,7 @@ def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> N
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     if not setup.get("arguments.use_cpu"):
-        _check_card(setup, ranks)
+        _check_gpu(setup, ranks)
 
 
 def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
@@ -58,7 +58,7 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
         say(f"accelerate's mixed_precision={precision} has no effect: the recipe sets the precision.")
 
 
-def _check_card(setup: Setup, ranks: Ranks) -> None:
+def _check_gpu(setup: Setup, ranks: Ranks) -> None:
     """Raises what `set_environment` says of the GPU: otherwise Trainer goes to the CPU, or to several GPUs."""
     import torch
 
@@ -67,12 +67,14 @@ def _check_card(setup: Setup, ranks: Ranks) -> None:
             f"this setup needs a GPU, and torch {torch.__version__} cannot use one here: there is no GPU, the driver "
             f"is too old, or torch is a CPU build. `memkit doctor` prints the fix"
         )
-    cards = torch.cuda.device_count()
-    if cards > 1 and not ranks.launched:
-        raise RunError(f"one process sees {cards} GPUs. Add --gpus {cards}, or set CUDA_VISIBLE_DEVICES to one GPU")
-    if cards < ranks.local_world_size:
+    visible = torch.cuda.device_count()
+    if visible > 1 and not ranks.launched:
         raise RunError(
-            f"{ranks.local_world_size} processes run on this machine, but only {cards} GPUs are visible "
+            f"one process sees {visible} GPUs. Add --gpus {visible}, or set CUDA_VISIBLE_DEVICES to one GPU"
+        )
+    if visible < ranks.local_world_size:
+        raise RunError(
+            f"{ranks.local_world_size} processes run on this machine, but only {visible} GPUs are visible "
             f"(CUDA_VISIBLE_DEVICES). Each process needs one GPU: start fewer processes, or make more GPUs visible"
         )
     capability = torch.cuda.get_device_capability(ranks.local_rank)

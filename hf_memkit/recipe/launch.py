@@ -83,7 +83,7 @@ def launch(arguments: Sequence[str], place: Place) -> int:
 
     torchrun: Any = torch.distributed.run
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), place.gpus)))
-    _cards_without_peer_access()
+    _gpus_without_peer_access()
     with tempfile.TemporaryDirectory(prefix="memkit-launch-") as folder, _signals_to_ranks() as stopping:
         os.environ[FOLDER_VARIABLE] = folder
         options = torchrun_options(place)
@@ -146,7 +146,7 @@ def _quiet_torchrun() -> Iterator[None]:
         logging.disable(before)
 
 
-def _cards_without_peer_access() -> None:
+def _gpus_without_peer_access() -> None:
     """Older drivers give the RTX 40 series no way from GPU to GPU, and NCCL must be told. accelerate refuses to
     start otherwise, unless its own launcher started it (accelerate:state.py, utils/launch.py)."""
     from accelerate.utils.environment import check_cuda_p2p_ib_support

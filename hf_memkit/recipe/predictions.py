@@ -85,7 +85,7 @@ class Option:
         return str(self.predicted.prediction.verdict)
 
     @property
-    def card_bytes(self) -> int:
+    def gpu_bytes(self) -> int:
         """What it takes of a GPU at most, the context included."""
         return self.predicted.prediction.total_bytes[1]
 
@@ -114,7 +114,7 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
     """The recipe's variants on this machine, in the recipe's order: of each the cheapest checkpointing that fits, or
     the last. Empty where the recipe's file was changed after it was predicted, or no GPU is known.
 
-    The card's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
+    The GPU's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
     """
     entry = stored()["recipes"].get(recipe.name)
     if entry is None or entry["sha256"] != checksum(recipe) or machine.gpu is None:
@@ -167,8 +167,8 @@ def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use
     solves = any(variant.solve_for for variant in recipe.variants.values())  # a length, which takes several traces
     if request.model or request.sequence_length or request.arguments or solves:
         return None
-    card = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
-    setup, found = choose(recipe, card, request, use_hub=use_hub, judge=partial(predicted_beforehand, recipe))
+    described = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
+    setup, found = choose(recipe, described, request, use_hub=use_hub, judge=partial(predicted_beforehand, recipe))
     return setup if found is not None else None
 
 
@@ -184,5 +184,5 @@ def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]]
             fit.append(some)
         elif all_of_it:
             others.append(all_of_it)
-    fit.sort(key=lambda some: (some[0].verdict != "fits", -some[0].card_bytes))
+    fit.sort(key=lambda some: (some[0].verdict != "fits", -some[0].gpu_bytes))
     return fit, others

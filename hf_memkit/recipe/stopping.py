@@ -74,7 +74,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         if self._ranks > 1:
             import torch.distributed as distributed
 
-            # On the host, so that asking never waits for a card.
+            # On the host, so that asking never waits for a GPU.
             self._group = distributed.new_group(backend="gloo")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:

@@ -152,15 +152,15 @@ class Candidate:
             },
         )
         setup = setup.put_all("arguments", task.arguments(recipe.data))
-        usual: dict[str, tuple[Any, str]] = {
+        defaults: dict[str, tuple[Any, str]] = {
             "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
             "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
-            "weight_decay": (0.01, "AdamW's usual decay, not on biases and norms"),
+            "weight_decay": (0.01, "AdamW's default decay, not on biases and norms"),
             "max_grad_norm": (1.0, "Trainer's default: it limits what one bad batch changes"),
         }
         # An optimizer that scales its learning rate by the batch, or that nothing can clip, has said so already.
-        said = {key for key in usual if f"arguments.{key}" in setup}
-        setup = setup.put_all("arguments", {key: value for key, value in usual.items() if key not in said})
+        said = {key for key in defaults if f"arguments.{key}" in setup}
+        setup = setup.put_all("arguments", {key: value for key, value in defaults.items() if key not in said})
         if save_steps:
             setup = setup.put("arguments.save_steps", save_steps, f"about {CHECKPOINTS} checkpoints in the run")
             setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")

@@ -168,12 +168,12 @@ def _finding(
         "alloc_retries": retries,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of {usable:.2f} GiB available" if usable is not None else ""
+    of_gpu = f" of {usable:.2f} GiB available" if usable is not None else ""
     times = "once" if retries == 1 else f"{retries} times"
     again = f", and cudaMalloc was tried again {times} after the cache was freed" if retries else ""
     grew = f"grew from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
     why = (
-        f"PyTorch reserves {held:.2f} GiB{of_card}, but no step allocated more than {peak:.2f} GiB: the unused memory "
+        f"PyTorch reserves {held:.2f} GiB{of_gpu}, but no step allocated more than {peak:.2f} GiB: the unused memory "
         f"in between {grew}{again}"
     )
     return Finding("fragmentation", steps.numbers[at], why, _fix(steps), figures)

@@ -204,9 +204,9 @@ def _finding(steps: Steps, inputs: _Inputs, first: int, before: float, usable: f
         "size": size,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of {usable:.2f} GiB available" if usable is not None else ""
+    of_gpu = f" of {usable:.2f} GiB available" if usable is not None else ""
     why = (
-        f"larger inputs raised the peak from {before:.2f} GiB to {final:.2f} GiB{of_card}; "
+        f"larger inputs raised the peak from {before:.2f} GiB to {final:.2f} GiB{of_gpu}; "
         f"{inputs.name.replace('_', ' ')}: up to {size:,.0f}, before {size_before:,.0f}"
     )
     return Finding("longer batches", step, why, _FIX, figures)

@@ -150,10 +150,10 @@ def furthest_off(rows: Sequence[Compared]) -> str | None:
 def _of_rank(rank: RankRun) -> Summary:
     hardware = rank.run.get("hardware", {})
     records: list[Mapping[str, Any]] = [rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms]
-    whole_card = _highest(records, "capacity_gib") or hardware.get("capacity_gib")
+    whole_gpu = _highest(records, "capacity_gib") or hardware.get("capacity_gib")
     cap = hardware.get("allocator_cap_fraction")
     capped = cap if cap is not None and 0 < cap < 1 else None
-    capacity = whole_card * (capped or 1.0) if whole_card else None
+    capacity = whole_gpu * (capped or 1.0) if whole_gpu else None
     peak = _peak(rank)
     reserved = _highest(records, "peak_reserved_gib")
     others = _others(rank.steps)

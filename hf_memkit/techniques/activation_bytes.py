@@ -193,7 +193,7 @@ def backward_bytes(mode: Mode, layer: Layer, layers: int, every: int = 1) -> Bac
         return BackwardBytes(layers * layer.input, layers * layer.selective, rest, layer.gradients)
     if mode == "offloaded":
         # PyTorch's pinned allocator rounds each block up to a power of two (torch:aten/src/ATen/core/
-        # CachingHostAllocator.h). One input is on the card at a time.
+        # CachingHostAllocator.h). One input is on the GPU at a time.
         pinned = layers * (1 << (layer.input - 1).bit_length())
         return BackwardBytes(layer.input, 0, layer.kept, layer.gradients, pinned)
     return BackwardBytes(layers * layer.input, 0, layer.kept, layer.gradients)
@@ -310,9 +310,9 @@ def attention_heads(model: ModelFacts) -> int | None:
 
 def attention_dropout(model: ModelFacts) -> float:
     """Dropout on attention scores, under whichever name this architecture has it."""
-    usual = 0.1 if model.model_type == "gpt2" else 0.0  # transformers' defaults, where the config says nothing
+    default = 0.1 if model.model_type == "gpt2" else 0.0  # transformers' defaults, where the config says nothing
     names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-    return float(_first(model.config, *names, default=usual))
+    return float(_first(model.config, *names, default=default))
 
 
 def kept_scores_bytes(setup: Setup, model: ModelFacts) -> int:
@@ -349,7 +349,7 @@ def chunk_tokens_for(vocabulary: int) -> int:
     """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
 
     Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
-    The part has the same rule (`hf_memkit/components/chunked_loss.py`), for those who install it by itself.
+    The part has the same rule (`hf_memkit/components/chunked_loss.py`), for those who install it alone.
     """
     fitting = max(1, _CHUNK_BYTES // (4 * max(1, vocabulary)))
     return min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1))
@@ -434,7 +434,7 @@ def cache_bytes(
 ) -> int:
     """Bytes of the keys and values that generation keeps, at its last token.
 
-    2 × bytes × batch × beams × tokens × layers × heads × head_width: each beam has a cache of its own (transformers
+    2 × bytes × batch × beams × tokens × layers × heads × head_width: each beam has its own cache (transformers
     5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`). Reordering beams copies one layer's share
     on top.
 

@@ -30,7 +30,7 @@ _NOT_FULL = (
     family="adapters",
     saves="gradients and optimizer states of the whole model: only low-rank adapters are trained",
     costs="capacity to learn: it suits a new style or task and not new knowledge; a little time for the adapters",
-    not_when="the model is to be trained as a whole",
+    not_when="all weights must be trained",
     packages=("peft",),
     values=_VALUES,
     bounds=_BOUNDS,
@@ -73,27 +73,27 @@ def qlora(setup: Setup) -> Setup:
         "model.quantization",
         {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype},
         f"NF4 because bitsandbytes' default fp4 rounds a third worse; doubly quantised: 0.37 bits a weight less; "
-        f"products in {dtype}, which {job.card} computes in: the default is fp32, also under autocast",
+        f"products in {dtype}, which {job.gpu_name} computes in: the default is fp32, also under autocast",
     )
 
 
 def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
-    """What PEFT is told of a model, and why: its kind, which names the class that wraps it (peft: mapping.py,
-    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that has to be trained whole because it is new.
+    """What PEFT must know of a model, and why: its kind, which names the class that wraps it (peft: mapping.py,
+    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that must be trained whole because it is new.
 
     Args:
         kind: name of the model's class; None: a causal language model.
     """
     if kind is None or kind.endswith(("ForCausalLM", "LMHeadModel")):
         return {"task_type": ("CAUSAL_LM", "a causal language model")}
-    if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head by itself
+    if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head anyway
         return {"task_type": ("SEQ_CLS", "a classifier of sequences: its new head is trained whole")}
     if kind.endswith("ForTokenClassification"):
         return {"task_type": ("TOKEN_CLS", "a classifier of tokens: its new head is trained whole")}
     if kind.endswith("ForQuestionAnswering"):
         return {"task_type": ("QUESTION_ANS", "a model that marks answers: its new head is trained whole")}
     if kind.endswith(("ForImageClassification", "ForAudioClassification")):
-        return {"modules_to_save": (["classifier"], "the head is new, and is trained whole")}
+        return {"modules_to_save": (["classifier"], "the head is new and must be trained whole")}
     if kind.endswith("ForConditionalGeneration") and not kind.startswith(_SPEECH):
         return {"task_type": ("SEQ_2_SEQ_LM", "an encoder and a decoder of text")}
     return {}
@@ -108,8 +108,8 @@ def _adapters(setup: Setup) -> Setup:
     rank = int(job.values.get("rank", RANK))
     alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
 
-    def why(value: str, usual: str) -> str:
-        return "asked for" if value in job.values else usual
+    def why(value: str, default: str) -> str:
+        return "asked for" if value in job.values else default
 
     return setup.put_all(
         "adapter",

@@ -1,4 +1,4 @@
-"""Settings of PyTorch's caching allocator: one variable, in which several options stand side by side; and whether it
+"""Settings of PyTorch's caching allocator: one variable with options separated by commas; and whether it
 can still be set in this process."""
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def expandable_segments(setup: Setup) -> Setup:
     "max-split-size",
     family="allocator",
     slot="segments",
-    saves="fragmentation where expandable segments are unavailable: large blocks are not cut up for small tensors",
+    saves="fragmentation where expandable segments are unavailable: large blocks are not split for small tensors",
     costs="memory: a block above the limit serves only requests of nearly its size",
-    not_when="segments are expandable: they are split all the same, and more is reserved",
+    not_when="segments are expandable: they are split anyway, and more is reserved",
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
     values={"max_split_size_mb": int},
@@ -103,8 +103,8 @@ def max_split_size(setup: Setup) -> Setup:
     "garbage-collection-threshold",
     family="allocator",
     slot="",
-    saves="reserved memory: blocks that nobody uses go back to the driver before the GPU is full",
-    costs="time: a block that is needed again has to be allocated again",
+    saves="reserved memory: unused blocks go back to the driver before the GPU is full",
+    costs="time: a block that is needed again must be allocated again",
     not_when="segments are expandable: they are never collected",
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
@@ -231,11 +231,11 @@ def too_late(text: str) -> str:
 
 
 def set_allocator(text: str, say: Callable[[str], None], environment: MutableMapping[str, str] | None = None) -> bool:
-    """Sets the variable to `text` unless the user has set it, or it is too late; `say` is told of either.
+    """Sets the variable to `text` unless the user has set it, or it is too late; `say` then receives a message.
 
     Args:
         text: options as torch reads them.
-        say: told, in one line, what is kept instead or why nothing is set.
+        say: receives one line: what is kept instead, or why nothing is set.
         environment: where it is set; None: this process's.
 
     Returns:

@@ -44,13 +44,13 @@ def flash_attention(setup: Setup) -> Setup:
     setup = setup.put(_KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}")
     if job.bf16:
         return setup
-    return setup.with_problems([f"flash-attention needs a GPU of Ampere or later; {job.card} is older"])
+    return setup.with_problems([f"flash-attention needs a GPU of Ampere or later; {job.gpu_name} is older"])
 
 
 @technique(
     "eager-attention",
     family="attention",
-    saves="nothing: it keeps every attention score, to look at or to compare with",
+    saves="nothing: it keeps every attention score; for inspection and comparison",
     costs="heads × length² numbers a sequence and layer",
     not_when="memory matters",
 )

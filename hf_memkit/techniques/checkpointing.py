@@ -27,7 +27,7 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
 @technique(
     "activation-checkpointing",
     family="checkpointing",
-    saves="all activations but one layer's and each layer's input",
+    saves="all activations except one layer's and each layer's input",
     costs="about one more forward pass: a third more arithmetic",
     not_when="activations are not what fills the GPU (short sequences, small batches)",
 )
@@ -82,7 +82,7 @@ def segments(setup: Setup) -> Setup:
     not_when="every layer is needed to fit, which holds a fraction of this",
 )
 def selective(setup: Setup) -> Setup:
-    """Keep the outputs of matrix products and attention, and recompute what stands between them."""
+    """Keep the outputs of matrix products and attention, and recompute what lies between them."""
     reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
     return _by_part(setup, "checkpoint_selective", {}, reason)
 

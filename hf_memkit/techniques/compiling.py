@@ -28,7 +28,7 @@ MODES: Final[dict[str, str]] = {
 """Modes of the backend inductor that train. Source: torch 2.13.0, _inductor/__init__.py, list_mode_options."""
 
 GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
-"""Modes that record CUDA graphs: one for each shape, each with memory of its own pool."""
+"""Modes that record CUDA graphs: one for each shape, each with its own memory pool."""
 
 _INDUCTOR = "use backend 'inductor'"
 RETIRED: Final[dict[str, str]] = {
@@ -67,9 +67,9 @@ _LEAST_CAPABILITY = 7.0
 @technique(
     "compile",
     family="compile",
-    saves="activations that are cheap to make again from others, and the steps between fused operations",
+    saves="activations that are cheap to recompute from others, and the steps between fused operations",
     costs="the first steps take minutes, and so does each new kind of shape",
-    not_when="runs of a few hundred steps, or batches of ever new shapes with CUDA graphs",
+    not_when="the run has only a few hundred steps, or CUDA graphs meet a new shape in each batch",
     values={"compile_backend": str, "compile_mode": str},
 )
 def compiled(setup: Setup) -> Setup:

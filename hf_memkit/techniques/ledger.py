@@ -55,7 +55,7 @@ def rows(setup: Setup) -> tuple[Row, ...]:
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
     states = (*weights, *_trained(setup, model))
     loading: tuple[Row, ...] = ()
-    if "model.device_map" not in setup:  # which reads each tensor straight to the card
+    if "model.device_map" not in setup:  # which reads each tensor straight to the GPU
         size = _weight_bytes(setup) * model.parameters * job.gpus
         loading = (Row("host", "weights", "weights while loading", size, "read on the CPU first"),)
     return (*states, *_replicas(states, job), *loading, *_activations(setup, model), process_row(job.gpus))
@@ -138,7 +138,7 @@ def _offloaded(setup: Setup, model: ModelFacts, gradients: Row) -> tuple[Row, ..
     size = _trained_bytes(setup)
     moved, stays = offloaded_parameters(_trained_shapes(setup, model).sizes)
     source = "torchao: optim/cpu_offload.py"
-    # By itself the part frees gradients where they are not accumulated.
+    # The part alone frees gradients where they are not accumulated.
     freed = setup["trainer_parts.cpu_offload_optimizer"].get("offload_gradients", setup.resolved_for.accumulation == 1)
     return (
         *(() if freed else (gradients,)),
@@ -162,7 +162,7 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
 
 
 def _activations(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
-    """What grows with the batch. For other models than causal language models there is no formula; a setup says so
+    """What grows with the batch. For other models than causal language models there is no formula; a setup reports it
     (`hf_memkit/recipe/settings.py`), and a trace tells."""
     return () if model.model_class is not None else activation_bytes.rows(setup, model)
 

@@ -27,7 +27,7 @@ _TOKEN_BYTES: Final = 8
     not_when="the weights are loaded quantised: their dtype is the quantisation's",
 )
 def training_dtype(setup: Setup) -> Setup:
-    """`dtype` said at load: what the precision decided, or else fp32.
+    """`dtype` given at load: what the precision decided, or else fp32.
 
     transformers 5 takes the checkpoint's own dtype where none is given (modeling_utils.py, `dtype = "auto"`): a
     checkpoint saved in fp16 then trains with fp16 weights, in which AdamW ends in NaN.
@@ -44,10 +44,10 @@ def training_dtype(setup: Setup) -> Setup:
     "low-host-ram",
     family="loading",
     saves="the copy of the weights in RAM: each tensor goes from the file straight to the GPU",
-    costs="nothing; ZeRO-3 loads in its own way",
+    costs="nothing; ZeRO-3 loads differently",
     not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is not a safetensors file",
     slot="",
-    gpu_only="on a CPU the weights have to be in RAM in any case",
+    gpu_only="on a CPU the weights must be in RAM anyway",
     proof="gpu",
 )
 def low_host_ram(setup: Setup) -> Setup:

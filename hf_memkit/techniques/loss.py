@@ -44,7 +44,7 @@ def chunked_loss(setup: Setup) -> Setup:
     family="loss",
     saves="the logits of a batch, and temporaries of norms, rotary embeddings and gated feed-forwards",
     costs="nothing known; it changes classes of transformers for the whole process",
-    not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: take chunked-loss)",
+    not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: use chunked-loss)",
     proof="gpu",
     packages=("liger_kernel",),
     gpu_only="its kernels are written in Triton, which runs on GPUs only",

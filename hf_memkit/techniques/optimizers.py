@@ -19,7 +19,7 @@ NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without i
     family="optimizers",
     saves="the parameter-sized temporaries of the foreach form",
     costs="nothing: it is Trainer's default, and the fastest form",
-    not_when="two moments a parameter are too much: take one of the 8-bit optimizers",
+    not_when="two moments a parameter are too much: use one of the 8-bit optimizers",
 )
 def adamw_fused(setup: Setup) -> Setup:
     """Trainer's default AdamW in one fused kernel.
@@ -43,7 +43,7 @@ def adamw_fused(setup: Setup) -> Setup:
 def adamw_foreach(setup: Setup) -> Setup:
     """AdamW over lists of tensors, a handful of kernels for all parameters: for what the fused kernel does not take.
 
-    torch takes this form by itself for parameters on CUDA where it is asked for neither the fused form nor the loop,
+    torch takes this form by default for parameters on CUDA, unless the fused form or the loop is requested,
     and the loop on a CPU (torch 2.13: optim/optimizer.py, `_default_to_fused_or_foreach`).
     """
     return setup.put("arguments.optim", "adamw_torch", "torch's own choice on CUDA is then the foreach form")
@@ -84,7 +84,7 @@ def adamw_loop(setup: Setup) -> Setup:
 def sgd_momentum(setup: Setup) -> Setup:
     """SGD with momentum: one state a parameter, in the weights' dtype.
 
-    Trainer's `optim: sgd` alone has no momentum: it must be said in `optim_args`.
+    Trainer's `optim: sgd` alone has no momentum: `optim_args` must give it.
     """
     momentum = float(setup.resolved_for.values.get("momentum", 0.9))
     return setup.put_all(
@@ -114,7 +114,7 @@ def adafactor(setup: Setup) -> Setup:
 @technique(
     "adafactor-stochastic",
     family="optimizers",
-    saves="nearly all states, and the fp32 weights besides: 4 bytes a parameter of bf16 weights and gradients",
+    saves="nearly all states, and the fp32 weights too: 4 bytes a parameter of bf16 weights and gradients",
     costs="four temporaries of the largest parameter in fp32, one parameter at a time, and no momentum",
     not_when="the weights are fp32: adafactor is the same there",
 )
@@ -139,7 +139,7 @@ _STEPS_AT_ONCE = "the batch needs accumulation, or several GPUs: each micro-batc
 @technique(
     "lomo",
     family="optimizers",
-    saves="all states, and all gradients but one or two at a time",
+    saves="all states, and all gradients except one or two at a time",
     costs="no momentum, no clipping, no accumulation; the curve is in the docs",
     not_when=_STEPS_AT_ONCE,
     proof="curve",
@@ -161,16 +161,16 @@ def lomo(setup: Setup) -> Setup:
 @technique(
     "adalomo",
     family="optimizers",
-    saves="nearly all states (a number a row and a column), and all gradients but one or two at a time",
-    costs="no clipping, no accumulation, and its states are in no checkpoint; the curve is in the docs",
-    not_when=_STEPS_AT_ONCE + "; or a run that is to be resumed",
+    saves="nearly all states (a number a row and a column), and all gradients except one or two at a time",
+    costs="no clipping, no accumulation, and no checkpoint holds its states; the curve is in the docs",
+    not_when=_STEPS_AT_ONCE + "; or the run must be resumable",
     proof="curve",
     packages=("lomo_optim",),
 )
 def adalomo(setup: Setup) -> Setup:
     """LOMO with Adafactor's factored second moment (Lv et al. 2023, arXiv 2310.10195). CUDA only.
 
-    The library keeps the states in dictionaries of its own, which no checkpoint has (lomo-optim 0.1.1: adalomo.py
+    The library keeps the states in its own dictionaries, which no checkpoint has (lomo-optim 0.1.1: adalomo.py
     81-83), and puts them on CUDA without asking (92-101).
     """
     if setup.resolved_for.machine.gpu is None:

@@ -39,9 +39,9 @@ def adamw_8bit(setup: Setup) -> Setup:
 @technique(
     "paged-adamw-8bit",
     family="optimizers",
-    saves="what adamw-8bit saves, and states give way to RAM when the GPU is full, instead of an error",
-    costs="time, while states travel over PCIe; nothing while the GPU has room",
-    not_when="the states never fit: paging at each step is far slower than offloading on purpose",
+    saves="what adamw-8bit saves, and states move to RAM when the GPU is full, instead of an out-of-memory error",
+    costs="time while states move over PCIe; nothing while the GPU has room",
+    not_when="the states never fit: paging at each step is far slower than offload",
     packages=("bitsandbytes",),
     gpu_only="paging is CUDA's unified memory; on a CPU bitsandbytes warns and does not page",
 )
@@ -71,7 +71,7 @@ def _embeddings_noted(setup: Setup) -> Setup:
 @technique(
     "adamw-8bit-stochastic",
     family="optimizers",
-    saves="6 bytes a parameter against AdamW's fp32 states, and the fp32 master copy besides",
+    saves="6 bytes a parameter against AdamW's fp32 states, and the fp32 master copy",
     costs="accuracy of the states (none lost in Dettmers et al. 2021, arXiv 2110.02861), a compilation at the start",
     not_when="the weights are fp32 and few",
     proof="curve",
@@ -82,7 +82,7 @@ def adamw_8bit_stochastic(setup: Setup) -> Setup:
 
     Two traps of torchao are closed here. It quantises a state only if the parameter's size divides by the block, which
     GPT-2's word embedding does not (50257 × 1600 leaves 64): the vocabulary is padded, so that it does. And what it
-    does not quantise it keeps in the parameter's dtype, where a bf16 second moment stands still at beta2 = 0.999 (a
+    does not quantise it keeps in the parameter's dtype, where a bf16 second moment stops changing at beta2 = 0.999 (a
     change of 0.1 % is below half a unit in the last place): `hf_memkit.components.low_bit_adamw` keeps those in fp32.
     """
     return _torchao(setup, "AdamW8bit", TORCHAO_BLOCKS[8], "2 bytes of state a parameter instead of 8")
@@ -91,7 +91,7 @@ def adamw_8bit_stochastic(setup: Setup) -> Setup:
 @technique(
     "adamw-4bit-stochastic",
     family="optimizers",
-    saves="7 bytes a parameter against AdamW's fp32 states, and the fp32 master copy besides",
+    saves="7 bytes a parameter against AdamW's fp32 states, and the fp32 master copy",
     costs="accuracy of the states (Li et al. 2023, arXiv 2309.01507, lose little); the curve is in the docs",
     not_when="adamw-8bit-stochastic fits",
     proof="curve",
@@ -129,9 +129,8 @@ def _torchao(setup: Setup, name: str, block: int, saves: str) -> Setup:
     "lion-8bit",
     family="optimizers",
     saves="7 of AdamW's 8 bytes of state a parameter, except for embeddings: one moment, in 8 bits",
-    costs="another algorithm, with a learning rate 3 to 10 times smaller than AdamW's to be found; the curve is in "
-    "the docs",
-    not_when="AdamW's learning rate is to be kept, or most parameters are embeddings, which keep 32 bits",
+    costs="another algorithm, with a learning rate 3 to 10 times smaller than AdamW's; the curve is in the docs",
+    not_when="AdamW's learning rate must stay, or most parameters are embeddings, which keep 32 bits",
     proof="curve",
     packages=("bitsandbytes",),
 )
@@ -189,7 +188,7 @@ def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
     saves="most of AdamW's states of linear layers: those of the gradient's projection to a low rank",
     costs="a singular value decomposition of every gradient each 200 steps; betas, epsilon and weight decay do not "
     "reach it; the curve is in the docs",
-    not_when=_NOT_ON_CONV1D + "; or a run that is to be resumed",
+    not_when=_NOT_ON_CONV1D + "; or the run must be resumable",
     proof="curve",
     packages=("galore_torch",),
     values=_VALUES,
@@ -207,9 +206,9 @@ def galore(setup: Setup) -> Setup:
 @technique(
     "galore-layerwise",
     family="optimizers",
-    saves="what galore saves, and all gradients but one at a time",
-    costs="what galore costs, and clipping, accumulation and several GPUs besides",
-    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or a run that is to be resumed",
+    saves="what galore saves, and all gradients except one at a time",
+    costs="what galore costs; no clipping, no accumulation, one GPU only",
+    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or the run must be resumable",
     packages=("galore_torch",),
     values=_VALUES,
     bounds=_BOUNDS,
@@ -224,7 +223,7 @@ def galore_layerwise(setup: Setup) -> Setup:
     family="optimizers",
     saves="most of AdamW's states of linear layers: those of a random projection of the gradient",
     costs="no decomposition, unlike galore; weight decay does not reach it; the curve is in the docs",
-    not_when=_NOT_ON_CONV1D + "; or a run that is to be resumed",
+    not_when=_NOT_ON_CONV1D + "; or the run must be resumable",
     proof="curve",
     packages=("apollo_torch",),
     values=_VALUES,
@@ -241,9 +240,9 @@ def apollo(setup: Setup) -> Setup:
 @technique(
     "apollo-layerwise",
     family="optimizers",
-    saves="what apollo saves, and all gradients but one at a time",
-    costs="what apollo costs, and clipping, accumulation and several GPUs besides",
-    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or a run that is to be resumed",
+    saves="what apollo saves, and all gradients except one at a time",
+    costs="what apollo costs; no clipping, no accumulation, one GPU only",
+    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or the run must be resumable",
     packages=("apollo_torch",),
     values=_VALUES,
     bounds=_BOUNDS,

@@ -14,7 +14,7 @@ _NO_BF16: Final = "does not (compute capability < 8.0)"
     "fp32",
     family="precision",
     saves="nothing: 16 bytes a parameter with AdamW (4 weight, 4 gradient, 8 states)",
-    costs="the most memory and time of all",
+    costs="the most memory and the most time",
     not_when="the GPU has 16-bit arithmetic and the result need not be compared digit by digit",
 )
 def fp32(setup: Setup) -> Setup:
@@ -23,7 +23,7 @@ def fp32(setup: Setup) -> Setup:
         "arguments",
         bf16=(False, "fp32 throughout"),
         fp16=(False, "fp32 throughout"),
-        # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
+        # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on.
         tf32=(False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
     )
 
@@ -32,7 +32,7 @@ def fp32(setup: Setup) -> Setup:
     "tf32",
     family="precision",
     saves="time, not memory: 16 bytes a parameter as with fp32",
-    costs="10 bits of mantissa in place of 23 inside matrix products; sums stay in fp32",
+    costs="10 bits of mantissa instead of 23 inside matrix products; sums stay in fp32",
     not_when="the GPU is older than Ampere, or there is none: Trainer refuses it",
     proof="gpu",
     gpu_only="a mode of the tensor cores that changes no size",
@@ -77,7 +77,7 @@ def fp16_autocast(setup: Setup) -> Setup:
     job = setup.resolved_for
     if job.bf16 and job.machine.gpu is not None:
         setup = setup.with_notes(
-            f"{job.card} computes in bf16: bf16-autocast takes the same memory, and no loss scale."
+            f"{job.gpu_name} computes in bf16: bf16-autocast takes the same memory, and no loss scale."
         )
     return setup.put(
         "model.dtype", "float32", "fp16 weights cannot be trained: torch refuses to unscale fp16 gradients"
@@ -123,7 +123,7 @@ def half_weights_in_deepspeed(setup: Setup) -> Setup:
 @technique(
     "half-weights-frozen",
     family="precision",
-    saves="2 bytes a parameter of weights: frozen weights are only read, for which 16 bits suffice",
+    saves="2 bytes a parameter of weights: frozen weights are only read, and 16 bits are enough for that",
     costs="next to nothing: the weights that train stay in fp32",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",
 )
@@ -136,16 +136,16 @@ def autocast_over_half_weights(setup: Setup) -> Setup:
 
 def _needs_ampere(setup: Setup, what: str) -> Setup:
     job = setup.resolved_for
-    return setup if job.bf16 else setup.with_problems([f"needs a GPU that {what}; {job.card} {_NO_BF16}"])
+    return setup if job.bf16 else setup.with_problems([f"needs a GPU that {what}; {job.gpu_name} {_NO_BF16}"])
 
 
 def _sixteen_bit(setup: Setup, why: str) -> Setup:
     job = setup.resolved_for
-    card = job.card
+    gpu = job.gpu_name
     if job.bf16:
-        reason = f"{card} computes in bf16, which needs no loss scaling"
+        reason = f"{gpu} computes in bf16, which needs no loss scaling"
         dtype, bf16, fp16 = "bfloat16", True, False
     else:
-        reason = f"{card} has no native bf16 (compute capability < 8.0): fp16 with dynamic loss scaling"
+        reason = f"{gpu} has no native bf16 (compute capability < 8.0): fp16 with dynamic loss scaling"
         dtype, bf16, fp16 = "float16", False, True
     return setup.put("model.dtype", dtype, why).put_all("arguments", bf16=(bf16, reason), fp16=(fp16, reason))

@@ -11,7 +11,7 @@ __all__ = ["data_parallel"]
 @technique(
     "data-parallel",
     family="replicas",
-    saves="time, and no memory: every GPU holds all of it, and buckets with a copy of the gradients besides",
+    saves="time, and no memory: every GPU holds everything, and buckets with a copy of the gradients",
     costs="gradient buckets as large as the gradients on every GPU",
     not_when="one GPU does not hold the job: split it with ZeRO instead",
     gpu_only="it saves no memory, and what it adds is the communication library's as much as torch's",

@@ -159,7 +159,7 @@ def packing(setup: Setup) -> Setup:
     "padding-free",
     family="sequences",
     slot="collator",
-    saves="all padding: the samples of a micro-batch stand in one row, as long as they are together",
+    saves="all padding: the samples of a micro-batch share one row, as long as their sum",
     costs="without flash attention a mask of tokens × tokens over the whole micro-batch, and attention over it",
     not_when="there is no flash attention and micro-batches are large, or the model does not build its mask from "
     "position ids (tried before training)",

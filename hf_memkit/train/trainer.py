@@ -117,12 +117,12 @@ def _refuse_data_parallel(model: Any, arguments: Any) -> None:
     methods of one instance, or hold a state, cannot be copied that way.
     """
     places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
-    cards = arguments.n_gpu
-    if cards > 1 and len(places) < 2:
+    count = arguments.n_gpu
+    if count > 1 and len(places) < 2:
         raise RunError(
-            f"this process sees {cards} GPUs: Trainer would copy the model to each of them in every step "
-            f"(nn.DataParallel) and multiply the batch by {cards}. Start one process per GPU (torchrun "
-            f"--nproc-per-node {cards}), or set CUDA_VISIBLE_DEVICES to one GPU"
+            f"this process sees {count} GPUs: Trainer would copy the model to each of them in every step "
+            f"(nn.DataParallel) and multiply the batch by {count}. Start one process per GPU (torchrun "
+            f"--nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES to one GPU"
         )
 
 

@@ -59,7 +59,7 @@ class AioMeasurement:
     Attributes:
         settings: the `aio` section.
         read_gb_s, write_gb_s: speed with these settings, in 10**9 bytes a second.
-        file_bytes: size of the file that was written and read, past the page cache. A disk with a cache of its own
+        file_bytes: size of the file that was written and read, past the page cache. A disk with its own cache
             may be slower on more.
         trials: how many settings were measured.
         why: why these settings.

@@ -146,7 +146,7 @@ def _stage_3_weights(zero: Any, parameters: list[Any]) -> Tensors:
     found: Tensors = {("device" if not zero.offload_param else frozen_place, Term.FROZEN_WEIGHT_PARTITION): frozen}
     if not zero.offload_param:
         return found | {("device", Term.WEIGHT_PARTITION): zero.lp_param_buffer}
-    # A buffer of one element stands for a group that is on disk.
+    # A buffer of one element represents a group that is on disk.
     flat = [buffer for buffer in zero.param_groups_fp16_flat_cpu_memory if buffer.numel() > 1]
     if not zero.params_in_nvme_and_cpu:
         return found | {("pinned", Term.WEIGHT_PARTITION): flat}

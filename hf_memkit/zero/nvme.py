@@ -47,7 +47,7 @@ _REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "lustre", "gpfs", 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What stands in the way, and what is worth knowing; each line names the folder and the fix.
+    """Problems and notes; each line names the folder and the fix.
 
     Attributes:
         unusable: why DeepSpeed cannot swap to this folder at all.
@@ -62,7 +62,7 @@ class Preflight:
     notes: tuple[str, ...] = ()
 
     def raise_problems(self) -> None:
-        """Raises the gravest kind of what stands in the way, all lines of that kind at once.
+        """Raises the most severe kind of problem, all lines of that kind at once.
 
         Raises:
             InputError: the folder cannot be used.

@@ -66,7 +66,7 @@ def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
 
 
 def _member(kind: Any, name: str) -> Any:
-    """In the place of `getattr`, which would reach everything."""
+    """Replaces `getattr`, which would reach everything."""
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
     if kind is not ZeroStageEnum:

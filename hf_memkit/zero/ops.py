@@ -2,7 +2,7 @@
 
 DeepSpeed compiles an operator the first time it is used, silently, for up to some minutes, and a compilation that
 was killed leaves a lock on which the next one waits for ever. Here they are built before the engine starts, one line
-each, in a folder of their own for every version of DeepSpeed and torch and every environment (torch's own key has none
+each, in a separate folder for every version of DeepSpeed and torch and every environment (torch's own key has none
 of these).
 """
 
@@ -92,7 +92,7 @@ def _finds_libaio() -> bool:
 
 
 def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:
-    """Builds the operators that are not built yet, and says so. Sets TORCH_EXTENSIONS_DIR and PATH for this process.
+    """Builds missing operators, with a message. Sets TORCH_EXTENSIONS_DIR and PATH for this process.
 
     Raises:
         MissingPackageError: the compiler or a header is missing; names the packages.
@@ -181,7 +181,7 @@ def stale_locks(roots: Iterable[Path]) -> list[Path]:
     this machine holds any more.
 
     torch makes `<folder>/<operator>/lock` while it builds and keeps it open (torch: utils/cpp_extension.py,
-    FileBaton); a build that was killed leaves it behind, and the next one waits on it for ever, without a word.
+    FileBaton); a build that was killed leaves it behind, and the next one silently waits on it forever.
     """
     found = {lock for root in roots for pattern in ("*/lock", "*/*/lock") for lock in root.glob(pattern)}
     return sorted(lock for lock in found if not is_held(lock))

@@ -1,4 +1,4 @@
-"""The DeepSpeed presets as they stand in `ds_configs/`: plain JSON that works as it is, with `index.yaml`, which says
+"""The DeepSpeed presets in `ds_configs/`: plain JSON that works as it is, with `index.yaml`, which says
 for whom each is, what it needs, saves and costs; and the `accelerate launch` config that starts a script with one."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def refuse_other_deepspeed(name: str) -> None:
 def accelerate_config(deepspeed_file: str, *, stage: int, gpus: int = 1, nodes: int = 1) -> dict[str, Any]:
     """What `accelerate config` would write (accelerate 1.15: commands/config/config_args.py, `ClusterConfig`).
 
-    Neither `mixed_precision` nor accumulation nor offload stands in it: with `deepspeed_config_file` accelerate
+    Neither `mixed_precision` nor accumulation nor offload is in it: with `deepspeed_config_file` accelerate
     refuses them, because their place is the JSON and TrainingArguments (accelerate: utils/dataclasses.py,
     `DeepSpeedPlugin`).
 

@@ -68,7 +68,7 @@ class ZeroSettings:
         aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of what is swapped.
         optimizer_type: `optimizer.type`; None if Trainer makes the optimizer.
         zenflow_share: share of the gradients that ZenFlow updates at once (`zenflow.topk_ratio`); 0 without ZenFlow.
-        zenflow_overlap: its step runs in a process of its own (`zenflow.overlap_step`).
+        zenflow_overlap: its step runs in a separate process (`zenflow.overlap_step`).
         gathers_to_save: `stage3_gather_16bit_weights_on_model_save`.
     """
 
@@ -149,7 +149,7 @@ class ZeroSettings:
 
     @property
     def swaps_optimizer(self) -> bool:
-        """Optimizer states go to disk. Below stage 3 DeepSpeed takes "nvme" for "cpu", without a word."""
+        """Optimizer states go to disk. Below stage 3 DeepSpeed silently takes "nvme" for "cpu"."""
         return self.stage == 3 and self.optimizer.device == "nvme"
 
     @property

@@ -20,7 +20,7 @@ from hf_memkit.zero.stage_3 import SWAP_BUFFERS, is_swapped
 
 __all__ = ["Choice", "Sized", "size_preset"]
 
-CARD_SHARE: Final = 0.02
+GPU_SHARE: Final = 0.02
 """Share of the GPU that the gradient buckets may take. ZeRO-R asks for a constant size (Rajbhandari et al. 2020,
 arXiv 1910.02054, 6.2), but no constant suits both an 8 GB GPU and an 80 GB GPU."""
 
@@ -154,10 +154,10 @@ class _Sizing:
         value, reason = constant, "the preset's constant: large enough to be efficient, whatever the model's size"
         if self.machine.gpu is not None:
             each = 2 * (2 if self.zero.get("overlap_comm") and self.zero["stage"] < 3 else 1)
-            limit = int(CARD_SHARE * self.machine.gpu.usable_bytes) // each
+            limit = int(GPU_SHARE * self.machine.gpu.usable_bytes) // each
             if limit < value:
                 value = max(limit // 1_000_000 * 1_000_000, SMALLEST_BUCKET_ELEMENTS)
-                reason = f"at most {CARD_SHARE:.0%} of the GPU for buckets"
+                reason = f"at most {GPU_SHARE:.0%} of the GPU for buckets"
         if self.model.parameters < value:
             value, reason = _even(self.model.parameters), "the whole model is smaller than the preset's bucket"
         self._put("zero_optimization.reduce_bucket_size", value, reason)

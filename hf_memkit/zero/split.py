@@ -57,7 +57,7 @@ def split(model: ModelFacts, processes: int) -> Split:
 
 
 def with_adapters(model: ModelFacts, sizes: Sequence[int]) -> ModelFacts:
-    """What is trained of `model` where all of it is frozen but adapters of these sizes: they, by themselves. Trainer's
+    """What is trained of `model` where all of it is frozen but adapters of these sizes: the adapters alone. Trainer's
     optimizer decays all of them: they are matrices, and none belongs to a norm."""
     return replace(
         model,

@@ -79,7 +79,7 @@ def _parameters(
                 place, count * element * sum(kept), f"{_PARTITION}: ds_tensor; only what is trained is flattened"
             )
         )
-    # One process that keeps its weights on the card gathers nothing: its partition is the parameter.
+    # One process that keeps its weights on the GPU gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
         # The module that computes is gathered whatever the limit is.
@@ -169,10 +169,10 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
             ),
         ]
     first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
-    on_card, offloaded = sum(groups[:first]), groups[first:]
+    on_gpu, offloaded = sum(groups[:first]), groups[first:]
     rows = [
         Term.STATES_KEPT_BY_RATIO.row(
-            "device", (master + moments + master) * on_card, f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"
+            "device", (master + moments + master) * on_gpu, f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"
         ),
     ]
     place: Place = "pinned" if offload.pin_memory else "host"

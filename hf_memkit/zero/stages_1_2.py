@@ -38,7 +38,7 @@ def stage_1_2_rows(
         size = settings.element_bytes * frozen.parameters
         source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole, and only what is trained flattened"
         rows.append(Term.FROZEN_WEIGHTS.row("device", size, source))
-    rows += _card_gradients(settings, model, parts, accumulation=accumulation)
+    rows += _gpu_gradients(settings, model, parts, accumulation=accumulation)
     if settings.buckets:
         rows.append(
             Term.GRADIENT_BUCKETS.row(
@@ -66,7 +66,7 @@ def stage_1_2_rows(
             )
         )
     if settings.optimizer.device == "none":
-        return (*rows, *_states_on_card(settings, parts))
+        return (*rows, *_states_on_gpu(settings, parts))
     if settings.zenflow_overlap:
         return (*rows, *_zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
     return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
@@ -77,7 +77,7 @@ def _shares(settings: ZeroSettings, parts: Split) -> tuple[int, ...]:
     return parts.flat_shares if settings.stage else parts.flat_groups
 
 
-def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, accumulation: bool) -> list[Row]:
+def _gpu_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, accumulation: bool) -> list[Row]:
     element = settings.element_bytes
     offloaded = settings.optimizer.device != "none"
     rows = []
@@ -145,7 +145,7 @@ def _largest_piece(model: ModelFacts, parts: Split) -> int:
     return most
 
 
-def _states_on_card(settings: ZeroSettings, parts: Split) -> list[Row]:
+def _states_on_gpu(settings: ZeroSettings, parts: Split) -> list[Row]:
     shares = _shares(settings, parts)
     total, largest = sum(shares), max(shares)
     rows = [
@@ -221,7 +221,7 @@ def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
 
 
 def _zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus: int) -> list[Row]:
-    """What ZenFlow holds when its step runs in a process of its own (`overlap_step`; Lan et al. 2025, arXiv
+    """What ZenFlow holds when its step runs in a separate process (`overlap_step`; Lan et al. 2025, arXiv
     2505.12242): the tensors that both processes use lie in shared memory, /dev/shm.
 
     Rows of one GPU and of one machine with `gpus` processes, each with a share of `share` elements.

@@ -65,7 +65,7 @@ class CostRow:
         name: what is done.
         moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced, and hooks.
         exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
-        in_all: seconds that it takes by itself.
+        in_all: seconds that it takes alone.
     """
 
     name: str
@@ -170,7 +170,7 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
     Args:
         traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
         traced: seconds of the computation.
-        gpu, host: rates. All GPUs of a machine move at the same time: over links of their own, and over one RAM and
+        gpu, host: rates. All GPUs of a machine move at the same time: over their own links, and over one RAM and
             one disk. DeepSpeedCPUAdam steps on the host, on all of its cores, or torch's fused AdamW, which is as
             fast there (benchmarks/cpu_adam.py).
     """

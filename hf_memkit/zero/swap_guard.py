@@ -1,9 +1,9 @@
 """Stops a run whose swapped states can no longer be written or read, before wrong ones reach a checkpoint.
 
 DeepSpeed does not look at what its reads and writes came to (deepspeed 0.19.8: ops/csrc/aio/common/
-deepspeed_aio_common.cpp, `_do_io_complete`), so on a full disk states are lost without a word. A missing file is a
+deepspeed_aio_common.cpp, `_do_io_complete`), so on a full disk states are silently lost. A missing file is a
 bare `AssertionError`, and operations still under way then abort the process (deepspeed_py_io_handle.cpp,
-`_stop_threads`). The guard stands before the I/O handles of one engine: room for a file is asked of the file system
+`_stop_threads`). The guard wraps the I/O handles of one engine: room for a file is asked of the file system
 before it is written (later writes go to the same blocks), its first writing must have reached every block, what is to
 be read must be there in full, and what is under way is waited for.
 """
@@ -66,7 +66,7 @@ def guard_swapping(engine: Any) -> None:
 
 
 class _Guard:
-    """Stands for an I/O handle: the calls that swap are checked, all others go through."""
+    """Wraps an I/O handle: the calls that swap are checked, all others go through."""
 
     def __init__(self, handle: Any, all_guards: list[_Guard]) -> None:
         self._handle = handle

@@ -60,14 +60,14 @@ def zero2_offload(setup: Setup) -> Setup:
     "zero3",
     family="offload",
     slot="engine",
-    saves="weights, gradients and optimizer states: each GPU holds its part of them, and the layers in use",
+    saves="weights, gradients and optimizer states: each GPU holds its share and the layers in use",
     costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
-    not_when="there is one GPU, of which it splits nothing; or the 16-bit weights fit on each",
+    not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
 )
 def zero3(setup: Setup) -> Setup:
     """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054).
 
-    Saves weights, gradients and optimizer states: each GPU holds its part of them, and the layers in use. Costs
+    Saves weights, gradients and optimizer states: each GPU holds its share and the layers in use. Costs
     communication: weights are gathered in every forward and backward pass. With adapters the frozen weights are split
     too, and gradients and states are those of the adapters. Not for one GPU.
     """
@@ -100,7 +100,7 @@ def zero3_offload(setup: Setup) -> Setup:
     family="offload",
     slot="engine",
     saves="nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay",
-    costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears), and much time",
+    costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears out), and much time",
     not_when="GPU memory or RAM holds the states",
 )
 def zero3_infinity(setup: Setup) -> Setup:

@@ -127,7 +127,7 @@ def fsdp_traffic(
         reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
             (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit, where
             checkpointing that is not reentrant gathers no more than none.
-        units: modules that FSDP wraps by themselves, and the model; None: the layers and the model.
+        units: modules that FSDP wraps separately, and the model; None: the layers and the model.
     """
     part = (gpus - 1) / gpus
     trained = element_bytes * model.parameters
@@ -392,8 +392,8 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
     parts = split(job.model, job.gpus)
     element, master, accumulator = settings.element_bytes, settings.master_bytes, settings.accumulator_bytes
     groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
-    on_card = 0 if settings.swaps_optimizer else int((1 - settings.optimizer.ratio) * len(groups))
-    offloaded = groups[on_card:]
+    kept = 0 if settings.swaps_optimizer else int((1 - settings.optimizer.ratio) * len(groups))
+    offloaded = groups[kept:]
     share = sum(offloaded)
     on_disk = sum(size for size in offloaded if settings.swaps_optimizer and is_swapped(settings, master * size))
     # Each partition is copied to RAM and back, or fetched, added to, and copied back (2024-2039).

@@ -47,7 +47,7 @@ def test_what_a_child_s_end_means() -> None:
 def test_a_section_flushes_every_case_stops_in_time_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only `measure` is replaced here: it is what needs a card."""
+    """Only `measure` is replaced here: it is what needs a GPU."""
     path = tmp_path / "recipe.json"
     seen: list[str] = []
 

@@ -19,7 +19,7 @@ STEPS = 3
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.model], ids=lambda case: case.name)
 def test_every_case_has_a_setup_on_the_card_it_is_for(case: Case) -> None:
-    """Sizes, techniques and arguments go together: what fails here would fail on the card."""
+    """Sizes, techniques and arguments go together: what fails here would fail on the GPU."""
     machine = replace(this_machine(), gpu=gpu_of_size("140GB"), ram_bytes=128 * GIB, disk_free_bytes=64 * GIB)
     setup, facts = predict_section.make_setup(case, machine, on_cpu=False)
     assert not setup.problems, setup.problems
@@ -84,7 +84,7 @@ def test_the_summary_names_what_was_wrong() -> None:
     ],
 )
 def test_a_case_runs_end_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prediction, child, Trainer, records, evidence; marked as a rehearsal, with nothing measured of a card."""
+    """Prediction, child, Trainer, records, evidence; marked as a rehearsal, with nothing measured of a GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     wanted = next(case.name for case in cases() if case.name.startswith(name) and case.kind == "train")
     monkeypatch.setattr(predict_section, "cases", lambda: [case for case in cases() if case.name == wanted])
@@ -100,4 +100,4 @@ def test_a_case_runs_end_to_end(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_calibration_needs_a_card(tmp_path: Path) -> None:
     found = predict_section.measure(cases()[0], on_cpu=True, max_steps=STEPS)
-    assert found["status"] == "refused" and "no card" in found["why"]
+    assert found["status"] == "refused" and "no GPU" in found["why"]

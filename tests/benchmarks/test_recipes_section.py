@@ -25,7 +25,7 @@ def test_every_recipe_and_variant_is_a_case() -> None:
     "recipe", ["vit-large-on-8gb", pytest.param("llama-8b-qlora-on-16gb", marks=pytest.mark.exhaustive)]
 )
 def test_a_case_runs_end_to_end(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resolving, rehearsing, child, records, evidence; marked as a rehearsal, with nothing measured of a card."""
+    """Resolving, rehearsing, child, records, evidence; marked as a rehearsal, with nothing measured of a GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     case = next(each for each in recipes_section.cases() if each.recipe == recipe)
     monkeypatch.setattr(recipes_section, "cases", lambda: [case])
@@ -39,4 +39,4 @@ def test_a_case_runs_end_to_end(recipe: str, tmp_path: Path, monkeypatch: pytest
 
 def test_a_recipe_for_several_cards_is_refused_on_one(tmp_path: Path) -> None:
     case = next(each for each in recipes_section.cases() if each.recipe == "llama-70b-lora-on-8x80gb")
-    assert recipes_section.prepare(case, str(tmp_path), on_cpu=False) == "needs 8 cards"
+    assert recipes_section.prepare(case, str(tmp_path), on_cpu=False) == "needs 8 GPUs"

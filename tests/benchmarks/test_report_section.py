@@ -121,8 +121,8 @@ def test_a_training_case_in_this_process(name: str, tmp_path: Path) -> None:
     report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 4})
     judged = report_section.judge(case, tmp_path, 0, "", on_cpu=True)
     assert judged["status"] == "holds" and judged["compared_steps"] == 3 and judged["findings"] == []
-    on_a_card = report_section.judge(case, tmp_path, 0, "", on_cpu=False)
-    assert on_a_card["status"] == "does not hold" and "no phases_error" in on_a_card["why"]
+    on_a_gpu = report_section.judge(case, tmp_path, 0, "", on_cpu=False)
+    assert on_a_gpu["status"] == "does not hold" and "no phases_error" in on_a_gpu["why"]
     assert report_section.judge(case, tmp_path, 1, "ImportError: x", on_cpu=True)["status"] == "failed"
 
 
@@ -140,7 +140,7 @@ def test_running_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert any("Tried to allocate 96.00 MiB" in line for line in row["printed"])
 
 
-class CountedCard(LiveStorages):
+class CountedGpu(LiveStorages):
     """The CPU's storages, counted, under the names that `torch.cuda` has for it."""
 
     def is_available(self) -> bool:
@@ -169,8 +169,8 @@ def test_two_trainings_agree_where_every_storage_is_counted(name: str, tmp_path:
     """The comparison that a GPU makes, with real trainings and real sizes: nothing is left between the two, and peaks,
     phases, categories and what is held agree."""
     case = next(case for case in report_cases.cases() if case.name == name)
-    with CountedCard() as card:
-        report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 5}, card=card, readers=[card])
+    with CountedGpu() as gpu:
+        report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 5}, gpu=gpu, readers=[gpu])
     judged = report_section.judge(case, tmp_path, 0, "", on_cpu=False)
     assert judged["status"] == "holds", judged
     assert judged["looked_at_steps"] >= 1 and judged["held_weights_error"] < 1e-6 > judged["held_optimizer_error"]

@@ -107,7 +107,7 @@ def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path, monkeypatch: 
     The program itself runs in this process, which has the libraries already.
     """
     name = "gpt2: bf16-autocast + chunked-loss"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # it would leave this process one card
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # it would leave this process one GPU
     first_weights("gpt2")
     command = ["--section", "techniques", "--rehearse", "--only", name, "--steps", str(STEPS), "--out", str(tmp_path)]
     assert gpu.main(command) == 0

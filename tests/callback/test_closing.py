@@ -70,7 +70,7 @@ def test_a_report_that_cannot_be_made(make_trainer: Any, tmp_path: Path, capsys:
 
 
 def test_the_allocator_snapshot_is_for_those_who_ask(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No card here: what would be asked of it, and when."""
+    """No GPU here: what would be asked of it, and when."""
     import hf_memkit.callback.exception
     import hf_memkit.callback.training
 

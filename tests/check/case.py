@@ -36,7 +36,7 @@ LARGE = ModelFacts(
 )  # fmt: skip
 MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 ON_CPU = MACHINE.with_gpu(None)
-OLD_CARD = MACHINE.with_gpu(named_gpu("T4"))
+OLD_GPU = MACHINE.with_gpu(named_gpu("T4"))
 
 
 def machine(**changes: Any) -> Machine:

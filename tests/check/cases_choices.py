@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_memkit.checks import Subject
 from hf_memkit.models import ModelFacts
-from tests.check.case import MACHINE, OLD_CARD, ON_CPU, SMALL, Case, of
+from tests.check.case import MACHINE, OLD_GPU, ON_CPU, SMALL, Case, of
 
 __all__ = ["CHOICE_CASES"]
 
@@ -106,17 +106,17 @@ CHOICE_CASES: dict[str, list[Case]] = {
         Case("fp16_full_eval", _args(fp16_full_eval=True, bf16_full_eval=True), _args(fp16=True)),
     ],
     "bf16-argument-emulated": [
-        Case("bf16", Subject(arguments={"bf16": True}, machine=OLD_CARD),
+        Case("bf16", Subject(arguments={"bf16": True}, machine=OLD_GPU),
              Subject(arguments={"bf16": True}, machine=MACHINE)),
-        Case("bf16_full_eval", Subject(arguments={"bf16_full_eval": True}, machine=OLD_CARD),
-             Subject(arguments={"fp16": True}, machine=OLD_CARD)),
+        Case("bf16_full_eval", Subject(arguments={"bf16_full_eval": True}, machine=OLD_GPU),
+             Subject(arguments={"fp16": True}, machine=OLD_GPU)),
     ],
     "fp16-ignored-on-cpu": [
         Case("fp16", _args(fp16=True, use_cpu=True), _args(fp16=True)),
         Case("fp16", Subject(arguments={"fp16": True}, machine=ON_CPU), _args(bf16=True, use_cpu=True)),
     ],
     "tf32-not-there": [
-        Case("tf32", Subject(arguments={"tf32": True}, machine=OLD_CARD),
+        Case("tf32", Subject(arguments={"tf32": True}, machine=OLD_GPU),
              Subject(arguments={"tf32": True}, machine=MACHINE)),
         Case("tf32", Subject(arguments={"tf32": True}, machine=ON_CPU), _args(tf32=False, use_cpu=True)),
         Case("tf32", _args(tf32=True, use_cpu=True), _args(tf32=True)),

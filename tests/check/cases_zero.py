@@ -12,7 +12,7 @@ from tests.check.case import (
     MACHINE,
     NVME,
     NVME_PARAM,
-    OLD_CARD,
+    OLD_GPU,
     ON_CPU,
     OPTIMIZER,
     PARAM,
@@ -137,7 +137,7 @@ ZERO_CASES: dict[str, list[Case]] = {
              machine=MACHINE)),
     ],
     "bf16-emulated": [
-        Case("bf16.enabled", of(2, {"bf16.enabled": True}, machine=OLD_CARD), of(2, {"bf16.enabled": True},
+        Case("bf16.enabled", of(2, {"bf16.enabled": True}, machine=OLD_GPU), of(2, {"bf16.enabled": True},
              machine=MACHINE)),
     ],
     "fp32-accumulation": [

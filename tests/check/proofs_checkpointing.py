@@ -208,7 +208,7 @@ def masks_differ() -> None:
 @plain_proof("checkpointing-and-fsdp", fails="late")
 def and_fsdp() -> None:
     both = arguments(activation_checkpointing=True)
-    # accelerate makes its plugin on cards only; Trainer asks the plugin, wherever it comes from.
+    # accelerate makes its plugin on GPUs only; Trainer asks the plugin, wherever it comes from.
     Accelerator(cpu=True).state.fsdp_plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True)
     refused("can't both be set to True", lambda: Trainer(model=gpt2(), args=both, train_dataset=rows()))
 

@@ -139,7 +139,7 @@ def batch_norm_with_accumulation() -> None:
 
 
 class _FullAbove(Trainer):  # type: ignore[misc]
-    """A card that seven sequences fill."""
+    """A GPU that seven sequences fill."""
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         if len(inputs["input_ids"]) > 7:

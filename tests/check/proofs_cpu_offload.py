@@ -60,7 +60,7 @@ def offload_drops_gradients() -> None:
 
 @proof("offload-on-several-cards", fails="silent")
 def offload_on_several_cards() -> None:
-    """What the other cards contribute is stood in for by a hook that triples the gradient: the host has not got it."""
+    """What the other GPUs contribute is stood in for by a hook that triples the gradient: the host has not got it."""
 
     def tripled(bucket: Any) -> torch.futures.Future[torch.Tensor]:
         result: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -72,7 +72,7 @@ def nvme_key_without_nvme() -> None:
 
 @proof("ratio-no-effect", fails="silent")
 def ratio_no_effect() -> None:
-    """Two sub-groups, one for each of Trainer's parameter groups: of a share of 0.6 nothing stays on the card."""
+    """Two sub-groups, one for each of Trainer's parameter groups: of a share of 0.6 nothing stays on the GPU."""
     for ratio, kept in ((0.6, 0), (0.5, 1)):
         section = {f"{_ZERO}.offload_optimizer": {"device": "cpu", "ratio": ratio}}
         optimizer = train(ds(3, section)).model_wrapped.optimizer

@@ -180,7 +180,7 @@ def lomo_accumulation() -> None:
 
 @proof("lomo-several-cards", fails="silent")
 def lomo_several_cards() -> None:
-    # What the cards would agree on is replaced by nothing at all, and the weights move all the same.
+    # What the GPUs would agree on is replaced by nothing at all, and the weights move all the same.
     def nothing(state, bucket):  # type: ignore[no-untyped-def]  # torch checks what is annotated
         agreed: torch.futures.Future[Tensor] = torch.futures.Future()
         agreed.set_result(torch.zeros_like(bucket.buffer()))

@@ -152,7 +152,7 @@ def bf16_emulated() -> None:
     import torch
 
     asked = inspect.signature(torch.cuda.is_bf16_supported).parameters["including_emulation"]
-    assert asked.default is True  # so that an old card counts as one that supports it
+    assert asked.default is True  # so that an old GPU counts as one that supports it
 
 
 @proof("text-for-truth", fails="silent")

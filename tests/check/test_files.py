@@ -13,7 +13,7 @@ from hf_memkit.checks.reading import key_lines, read
 from hf_memkit.cli import main
 from hf_memkit.errors import InputError
 from hf_memkit.zero.presets import load
-from tests.check.case import OLD_CARD
+from tests.check.case import OLD_GPU
 from tests.conftest import ROOT
 
 
@@ -240,11 +240,11 @@ def test_nor_what_follows_from_a_misspelt_or_misplaced_stage(place: str, key: st
 def test_the_file_that_switches_on_what_a_card_lacks_is_named(tmp_path: Path, preset: Path) -> None:
     arguments = tmp_path / "args.yaml"
     arguments.write_text("output_dir: x\nbf16: true\n")
-    (problem,) = check_file(preset, arguments, machine=OLD_CARD)
+    (problem,) = check_file(preset, arguments, machine=OLD_GPU)
     assert (problem.file, problem.key, problem.severity) == (str(arguments), "bf16", "warning")
     assert "fp16: true" in problem.fix
     preset.write_text(json.dumps(load("zero2") | {"bf16": {"enabled": True}}))
-    own = [problem for problem in check_file(preset, arguments, machine=OLD_CARD) if problem.rule == "bf16-emulated"]
+    own = [problem for problem in check_file(preset, arguments, machine=OLD_GPU) if problem.rule == "bf16-emulated"]
     assert [(problem.file, problem.key) for problem in own] == [(str(preset), "bf16.enabled")]
 
 
@@ -263,7 +263,7 @@ def test_a_recipe_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_auto_is_what_the_arguments_say(
     tmp_path: Path, preset: Path, capsys: pytest.CaptureFixture[str], precision: dict[str, bool], fits: bool
 ) -> None:
-    """A card of 36 GB holds gpt2-xl's states in 16 bit, and not in fp32."""
+    """A GPU of 36 GB holds gpt2-xl's states in 16 bit, and not in fp32."""
     arguments = tmp_path / "args.json"
     arguments.write_text(json.dumps({"output_dir": "x", **precision}))
     command = ["check", str(preset), "--args", str(arguments), "--model", "gpt2-xl", "--gpu-memory", "36GB"]

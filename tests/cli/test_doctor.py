@@ -80,7 +80,7 @@ def test_tools_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (folder / name).mkdir(parents=True)
         (folder / name / f"{name}.so").touch()
     built = {line.name: line for line in operators.checks()}
-    if "deepspeed_shm_comm" in built:  # without a card: with one the operators lie elsewhere
+    if "deepspeed_shm_comm" in built:  # without a GPU: with one the operators lie elsewhere
         assert built["to build them"].status == "warning" and built["cpu_adam"].status == "ok"
 
 

@@ -320,7 +320,7 @@ def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Setup, width: int) 
     assert max(map(len, lines)) <= width and len(lines) <= 40
     assert lines[0].startswith("FITS: the allocator takes at most 12.00 GiB")
     text = " ".join(" ".join(lines).split())
-    assert "gpt2-xl, 1,557,611,200 parameters; trainer-defaults; a GPU of 16GB" in text
+    assert "gpt2-xl, 1,557,611,200 parameters; trainer-defaults; 16GB GPU" in text
     assert "8 × 1024 tokens per GPU" in text and "model[0].layers" in text and "aten._foreach_sqrt.default" in text
     bars = {name: next(line for line in lines if line.startswith(name)) for name in CATEGORIES}
     lengths = {name: line.count("█") for name, line in bars.items()}
@@ -348,7 +348,7 @@ def nearest(gib: float = 8.6, said: str = "") -> NextSetup:
 
 def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -> None:
     text = " ".join(" ".join(drawn(predicted(xl, 20, 19), xl, 100, nearest())).split())
-    assert text.startswith("DOES NOT FIT: a GPU of 16GB has 15.11 GiB available")
+    assert text.startswith("DOES NOT FIT: 16GB GPU has 15.11 GiB available")
     order = (
         "Largest part of the peak: optimizer, 4.00 GiB",
         "Try next: micro-batch 2 × accumulation 4, checkpointing: 8.60 GiB, fits.",
@@ -419,7 +419,7 @@ def test_a_traced_prediction_from_end_to_end(run: Run, tiny: str) -> None:
     request = told["request"]
     assert (request["micro_batch_size"], request["sequence_length"], request["accumulation"]) == (2, 32, 2)
     assert request["gpu"]["name"] == "T4" and request["preset"] == "trainer-defaults" and told["try_next"] is None
-    # Each of the tiny model's fp32 weights is on the card.
+    # Each of the tiny model's fp32 weights is on the GPU.
     assert told["categories"]["weights_gib"] * GIB >= 4 * request["parameters"]
     more = json.loads(run(*arguments, "--batch-size", "16")[1])
     assert more["peak_allocated_gib"] > told["peak_allocated_gib"]

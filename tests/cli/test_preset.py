@@ -97,8 +97,8 @@ def test_every_preset_is_written_and_read(run: Run, tmp_path: Path, mine: Path, 
 def test_what_the_user_replaced_is_told_with_both_values(run: Run, mine: Path, tmp_path: Path) -> None:
     code, _, err = run("copy", "lora", "args.json", "--args", str(mine))
     assert code == 0
-    assert "Override: activation_checkpointing = False is yours, in place of the preset's True" in err
-    assert "activation_checkpointing_kwargs is left out" in err
+    assert "Override: your activation_checkpointing = False replaces the preset's True" in err
+    assert "drops activation_checkpointing_kwargs" in err
     again = json.loads(run("copy", "lora", "b.yaml", "--args", str(mine), "--json")[1])
     assert {each["by"] for each in again["replaced"]} == {"activation_checkpointing"}
     assert {each["key"].partition(".")[2] for each in again["replaced"]} == {

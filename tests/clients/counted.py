@@ -1,4 +1,4 @@
-"""The reader of the runs in which every storage is counted, as on a card: a CPU has no allocator of its own."""
+"""The reader of the runs in which every storage is counted, as on a GPU: a CPU has no allocator of its own."""
 
 from __future__ import annotations
 

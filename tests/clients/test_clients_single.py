@@ -125,7 +125,7 @@ def test_what_is_held_is_what_the_model_has(name: str, ran: Path) -> None:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_phases_and_categories_of_real_scripts(name: str, ran: Path) -> None:
-    """Over a count of every storage, which has what a card's allocator has."""
+    """Over a count of every storage, which has what a GPU's allocator has."""
     counted = ended(ran / name / "counted")
     assert counted.code == 0, counted.stderr[-3000:]
     records = counted.records()

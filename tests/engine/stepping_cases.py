@@ -19,7 +19,7 @@ CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "AdamW, offloaded, kept": ("zero2-offload", "adamw_torch", _KEEP),
     "SGD, offloaded": ("zero2-offload", "sgd", {}),
     "SGD, offloaded, kept": ("zero2-offload", "sgd", _KEEP),
-    "SGD, on the card": ("zero2", "sgd", {}),
+    "SGD, on the GPU": ("zero2", "sgd", {}),
     "Adagrad, offloaded": ("zero2-offload", "adagrad", {}),
     "Adagrad, offloaded, kept": ("zero2-offload", "adagrad", _KEEP),
     "Adagrad, ZeRO-3": ("zero3", "adagrad", {}),

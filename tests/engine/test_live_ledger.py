@@ -35,7 +35,7 @@ def test_ledger_holds_what_the_engine_holds(
     single: Results, double: Results, model: ModelFacts, case: Case, processes: int
 ) -> None:
     """Every row of RAM and disk, both ways: nothing of the engine is missing, no row is made up. On a CPU the engine
-    holds what would lie on a card as well; those rows are compared where they are tensors of its own."""
+    holds what would lie on a GPU as well; those rows are compared where they are tensors of its own."""
     ranks = (single if processes == 1 else double)(case.name)
     assert case.preset is not None
     config = with_precision(small_config(case.preset, "/nowhere"), bf16=case.bf16)
@@ -49,8 +49,8 @@ def test_ledger_holds_what_the_engine_holds(
     held |= {("disk", term): sum(rank["disk"][term] for rank in ranks) for term in ranks[0]["disk"]}
     held["host", Term.SAVED_WEIGHTS.value] = sum(rank["gathered"] for rank in ranks)
     assert any(place == "device" for place, _term in held)
-    off_card = {key: size for key, size in expected.items() if key[0] != "device" or key in held}
-    assert {key: size for key, size in held.items() if size} == pytest.approx(off_card, rel=0.01)
+    off_gpu = {key: size for key, size in expected.items() if key[0] != "device" or key in held}
+    assert {key: size for key, size in held.items() if size} == pytest.approx(off_gpu, rel=0.01)
 
 
 def held_of(result: dict[str, Any]) -> dict[tuple[str, str], int]:

@@ -133,7 +133,7 @@ def test_presets_for_a_gpu_are_read_by_deepspeed(single: Results, folder: Path, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", not_on_cpu())
 def test_presets_for_a_gpu_train(name: str, tmp_path: Path) -> None:
-    """On a card, as the benchmark does it; a preset for an older DeepSpeed is refused with its version."""
+    """On a GPU, as the benchmark does it; a preset for an older DeepSpeed is refused with its version."""
     import torch
 
     info = preset_index()[name]

@@ -139,10 +139,10 @@ def test_nvml_twice_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]
         def nvmlInit(self) -> None: ...
 
         def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
-            return {"GPU-0b6b": "the card"}[name]
+            return {"GPU-0b6b": "the GPU"}[name]
 
         def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-            assert handle == "the card"
+            assert handle == "the GPU"
             return SimpleNamespace(used=9 * GIB, total=16 * GIB)
 
         def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
@@ -167,7 +167,7 @@ def test_nvml_twice_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]
     listed[1].usedGpuMemory = None  # NVML may not tell
     assert reader.read() == {"device_used_gib": 9.0, "outside_allocator_gib": 1.0}
     clock[0] += 0.6
-    card.total_memory = 4 * GIB  # one slice of the card (MIG), where NVML knows only the whole
+    card.total_memory = 4 * GIB  # one slice of the GPU (MIG), where NVML knows only the whole
     assert reader.read() == {}
 
 

@@ -185,7 +185,7 @@ EXAMPLES: tuple[Example, ...] = (
          "processes": ((9132, None),)},
     ),
     Example(
-        "torch, newer: PYTORCH_ALLOC_CONF, larger than the card", "torch.OutOfMemoryError: CUDA out of memory. "
+        "torch, newer: PYTORCH_ALLOC_CONF, larger than the GPU", "torch.OutOfMemoryError: CUDA out of memory. "
         "Tried to allocate 32.00 GiB. GPU 0 has a total capacity of 23.52 GiB of which 23.05 GiB is free. Including "
         "non-PyTorch memory, this process has 386.00 MiB memory in use. Of the allocated memory 0 bytes is allocated by "
         "PyTorch, and 0 bytes is reserved by PyTorch but unallocated." + _DOC.format("PYTORCH_ALLOC_CONF"),

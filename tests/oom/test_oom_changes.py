@@ -15,7 +15,7 @@ STATES_GIB = PARAMETERS * 8 / GIB
 
 
 def run(**more: Any) -> dict[str, Any]:
-    """A full fine-tuning of GPT-2 XL on one 40 GB card, as a `run` record has it."""
+    """A full fine-tuning of GPT-2 XL on one 40 GB GPU, as a `run` record has it."""
     record: dict[str, Any] = {
         "kind": "run",
         "rank": 0,
@@ -168,8 +168,8 @@ def test_the_fused_loss_only_for_models_that_liger_knows() -> None:
 def test_half_precision_where_activations_outweigh_the_copies_of_the_weights() -> None:
     plain = run(arguments={"bf16": False})
     assert all_of(plain, oom())["arguments.bf16"].value is True
-    old_card = run(arguments={"bf16": False}, hardware={"device_name": "Tesla T4"})
-    assert "arguments.fp16" in all_of(old_card, oom()) and "arguments.bf16" not in all_of(old_card, oom())
+    old_gpu = run(arguments={"bf16": False}, hardware={"device_name": "Tesla T4"})
+    assert "arguments.fp16" in all_of(old_gpu, oom()) and "arguments.bf16" not in all_of(old_gpu, oom())
     few = oom()
     few["categories"]["activations_gib"] = 4.0  # half of them is less than 2 bytes a parameter: it would take more
     assert "arguments.bf16" not in all_of(plain, few)
@@ -318,8 +318,8 @@ def test_a_change_that_makes_no_room_is_not_proposed() -> None:
     changes = all_of(little, moment)
     assert "arguments.per_device_train_batch_size" in changes and "arguments.activation_checkpointing" in changes
     assert "arguments.optim" not in changes
-    small_card = run(trainable_parameters=2_700_000, hardware={"capacity_gib": 2.0})
-    assert "arguments.optim" in all_of(small_card, moment), "there it is one per cent of the card"
+    small_gpu = run(trainable_parameters=2_700_000, hardware={"capacity_gib": 2.0})
+    assert "arguments.optim" in all_of(small_gpu, moment), "there it is one per cent of the GPU"
 
 
 def test_before_the_forward_the_batch_and_the_states_can_be_smaller() -> None:

@@ -23,7 +23,7 @@ from tests.oom.oom_messages import EXAMPLES
 from tests.oom.tracebacks import LAYER, OLDER, PLAIN
 
 SIZE = next(example.text for example in EXAMPLES if example.name == "torch 2.2-2.9: size")
-LARGER = next(example.text for example in EXAMPLES if "larger than the card" in example.name)  # 32 GiB of 23.52
+LARGER = next(example.text for example in EXAMPLES if "larger than the GPU" in example.name)  # 32 GiB of 23.52
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from hf_memkit.oom.verdict import split_size_mb
 from hf_memkit.units import GIB, MIB
 from tests.oom.oom_messages import EXAMPLES, THE_TEXT
 
-CARD = OomMessage(
+GPU = OomMessage(
     "torch-device", "PyTorch", "device", device_type="cuda", device=0, requested_bytes=2 * GIB,
     capacity_bytes=40 * GIB, free_bytes=1 * GIB, allocated_bytes=37 * GIB, reserved_bytes=38 * GIB,
     process_bytes=39 * GIB,
@@ -41,7 +41,7 @@ def test_the_surveys_text() -> None:
 
 
 def test_size_says_that_no_allocator_setting_helps() -> None:
-    verdict = judge(replace(CARD, requested_bytes=3 * GIB))
+    verdict = judge(replace(GPU, requested_bytes=3 * GIB))
     assert verdict.cause == "size" and "1.00 GiB short" in verdict.why
     assert verdict.figures["short_gib"] == 1
     helps, does_not = settings(verdict)
@@ -49,18 +49,18 @@ def test_size_says_that_no_allocator_setting_helps() -> None:
 
 
 def test_a_few_per_cent_in_pieces_are_no_fragmentation() -> None:
-    """Every full card has some: joined, they would serve this request, and the next one would fail."""
-    verdict = judge(replace(CARD, requested_bytes=GIB + 512 * MIB))
+    """Every full GPU has some: joined, they would serve this request, and the next one would fail."""
+    verdict = judge(replace(GPU, requested_bytes=GIB + 512 * MIB))
     assert verdict.cause == "size" and "512.0 MiB" in verdict.why
 
 
 def test_pieces_and_what_is_free_together() -> None:
-    verdict = judge(replace(CARD, requested_bytes=4 * GIB, allocated_bytes=34 * GIB + 512 * MIB))
+    verdict = judge(replace(GPU, requested_bytes=4 * GIB, allocated_bytes=34 * GIB + 512 * MIB))
     assert verdict.cause == "fragmentation" and "512.0 MiB" in verdict.why
 
 
 def test_segments_that_are_expandable_already() -> None:
-    pieces = replace(CARD, allocated_bytes=20 * GIB)
+    pieces = replace(GPU, allocated_bytes=20 * GIB)
     verdict = judge(pieces, allocator_settings="garbage_collection_threshold:0.8, expandable_segments: True")
     helps, does_not = settings(verdict)
     assert verdict.cause == "fragmentation" and not helps
@@ -69,7 +69,7 @@ def test_segments_that_are_expandable_already() -> None:
 
 
 def test_the_variable_is_the_one_that_the_message_names() -> None:
-    pieces = replace(CARD, allocated_bytes=20 * GIB)
+    pieces = replace(GPU, allocated_bytes=20 * GIB)
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         helps, _ = settings(judge(replace(pieces, variable=variable)))
         assert f"{variable}=expandable_segments:True" in helps
@@ -96,27 +96,27 @@ def test_max_split_size_is_at_most_the_request_and_above_what_torch_refuses(
 
 
 def test_a_small_request_cannot_be_helped_by_max_split_size() -> None:
-    verdict = judge(replace(CARD, requested_bytes=24 * MIB, free_bytes=8 * MIB, allocated_bytes=20 * GIB))
+    verdict = judge(replace(GPU, requested_bytes=24 * MIB, free_bytes=8 * MIB, allocated_bytes=20 * GIB))
     assert verdict.cause == "fragmentation"
     assert "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb" in settings(verdict)[1]
 
 
 def test_the_cap() -> None:
-    verdict = judge(replace(CARD, free_bytes=20 * GIB, reserved_bytes=19 * GIB, allocated_bytes=19 * GIB,
+    verdict = judge(replace(GPU, free_bytes=20 * GIB, reserved_bytes=19 * GIB, allocated_bytes=19 * GIB,
                             process_bytes=20 * GIB, allowed_bytes=20 * GIB))  # fmt: skip
     assert verdict.cause == "cap" and "19.00 GiB reserved + 2.00 GiB" in verdict.why
 
 
 def test_pieces_below_the_cap() -> None:
-    verdict = judge(replace(CARD, free_bytes=20 * GIB, reserved_bytes=19 * GIB, allocated_bytes=10 * GIB,
+    verdict = judge(replace(GPU, free_bytes=20 * GIB, reserved_bytes=19 * GIB, allocated_bytes=10 * GIB,
                             process_bytes=20 * GIB, allowed_bytes=20 * GIB))  # fmt: skip
     assert verdict.cause == "fragmentation"
 
 
 def test_another_process_counts_only_where_it_decides() -> None:
-    small = replace(CARD, processes=(Process(7, 300 * MIB),), requested_bytes=GIB + 200 * MIB)
+    small = replace(GPU, processes=(Process(7, 300 * MIB),), requested_bytes=GIB + 200 * MIB)
     assert judge(small).cause == "size"
-    large = replace(CARD, process_bytes=20 * GIB, allocated_bytes=18 * GIB, reserved_bytes=18 * GIB,
+    large = replace(GPU, process_bytes=20 * GIB, allocated_bytes=18 * GIB, reserved_bytes=18 * GIB,
                     processes=(Process(7, 19 * GIB),))  # fmt: skip
     verdict = judge(large)
     assert verdict.cause == "another process" and "19.00 GiB" in verdict.why
@@ -124,7 +124,7 @@ def test_another_process_counts_only_where_it_decides() -> None:
 
 
 def test_its_own_entry_under_the_hosts_number_is_not_another_process() -> None:
-    own = replace(CARD, process_bytes=None, processes=(Process(11, 300 * MIB), Process(12, 39 * GIB)),
+    own = replace(GPU, process_bytes=None, processes=(Process(11, 300 * MIB), Process(12, 39 * GIB)),
                   requested_bytes=3 * GIB)  # fmt: skip
     verdict = judge(own)
     assert verdict.cause == "size"
@@ -133,13 +133,13 @@ def test_its_own_entry_under_the_hosts_number_is_not_another_process() -> None:
 
 
 def test_what_lies_outside_the_allocator() -> None:
-    verdict = judge(replace(CARD, requested_bytes=3 * GIB, allocated_bytes=30 * GIB, reserved_bytes=30 * GIB))
+    verdict = judge(replace(GPU, requested_bytes=3 * GIB, allocated_bytes=30 * GIB, reserved_bytes=30 * GIB))
     assert verdict.cause == "context and libraries" and "9.00 GiB outside PyTorch's allocator" in verdict.why
 
 
 def test_free_after_all() -> None:
-    assert judge(replace(CARD, free_bytes=8 * GIB, process_bytes=32 * GIB)).cause == "unknown"
-    raced = replace(CARD, free_bytes=8 * GIB, process_bytes=30 * GIB, processes=(Process(5, 2 * GIB),))
+    assert judge(replace(GPU, free_bytes=8 * GIB, process_bytes=32 * GIB)).cause == "unknown"
+    raced = replace(GPU, free_bytes=8 * GIB, process_bytes=30 * GIB, processes=(Process(5, 2 * GIB),))
     assert judge(raced).cause == "another process"
 
 

@@ -56,7 +56,7 @@ def test_gpus_are_ranked_by_speed_or_by_cost() -> None:
         ("T4=nan", "--price T4=nan: not a price"),
         ("T4=", "--price T4=: not a price"),
         ("T4=-1", "--price T4=-1: not a price"),
-        ("L4=1", "--price L4=1: no plan for L4; GPUs in this plan: T4, a GPU of 16GB"),
+        ("L4=1", "--price L4=1: no plan for L4; GPUs in this plan: T4, 16GB GPU"),
         ("A100=1", "'A100 40GB' or 'A100 80GB'"),
         ("T4=1,t4=2", "--price t4=2: T4 has two prices"),
     ],
@@ -64,14 +64,14 @@ def test_gpus_are_ranked_by_speed_or_by_cost() -> None:
 def test_a_wrong_price_is_one_line(given: str, said: str) -> None:
     """Would notice: a price that is taken for 0, for another GPU's, or that falls under the table."""
     with pytest.raises(InputError) as error:
-        read_prices([given], ["T4", "a GPU of 16GB"])
+        read_prices([given], ["T4", "16GB GPU"])
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_prices_of_named_and_sized_gpus() -> None:
     """Would notice: names that only match as `cards.py` spells them; a list that is read to its first comma."""
-    assert read_prices(["nvidia t4=0.35, 16GB=1", "L4=.7"], ["T4", "L4", "a GPU of 16GB"]) == {
-        "T4": 0.35, "a GPU of 16GB": 1.0, "L4": 0.7,
+    assert read_prices(["nvidia t4=0.35, 16GB=1", "L4=.7"], ["T4", "L4", "16GB GPU"]) == {
+        "T4": 0.35, "16GB GPU": 1.0, "L4": 0.7,
     }  # fmt: skip
 
 

@@ -117,13 +117,13 @@ def test_several_gpus_are_started_by_torchrun() -> None:
 
 
 def test_a_name_of_two_cards_is_said_to_be_the_faster() -> None:
-    """Would notice: a PCIe card's owner, who names it without "PCIe" and is promised the module's speed."""
+    """Would notice: the owner of a PCIe version, who names it without "PCIe" and is promised the module's speed."""
 
     def said(name: str) -> list[str]:
         return list(_about_variant(described_machine(name, None, None, None)))
 
     (line,) = said("A100 80GB")
-    assert line.endswith('as a module (SXM); for the PCIe GPU: --gpu "A100 80GB PCIe"')
+    assert line.endswith('as a module (SXM); of the PCIe version: --gpu "A100 80GB PCIe"')
     assert said("A100 80GB PCIe") == said("RTX 4090") == said("80GB") == []
 
 

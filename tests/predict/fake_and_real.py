@@ -39,7 +39,7 @@ _MEMORY: Final = "[memory]"
 _STOPPED: Final = "recomputation stopped"
 _GENERATOR_STATE: Final = 5056
 """Bytes of the state of torch's generator for the CPU, which checkpointing keeps for each layer: on the host, whatever
-the card is, and made by no operation."""
+the GPU is, and made by no operation."""
 
 Peaks = tuple[int, dict[str, int]]
 """The most live bytes, and the most in each phase."""
@@ -118,7 +118,7 @@ class _Event(NamedTuple):
 def _without_scratch(events: list[_Event]) -> Iterator[int | str]:
     """Sizes made and freed, and marks, in order; without scratch memory: what one kernel makes and frees again.
 
-    No dispatcher sees that, and none of it is a card's: a CPU casts the operands of a sum of bf16 and fp32, and oneDNN
+    No dispatcher sees that, and none of it is a GPU's: a CPU casts the operands of a sum of bf16 and fp32, and oneDNN
     has scratch whose size follows from the machine's instruction set. Nor is the state of the CPU's generator.
     """
     kernels = _kernels(events)

@@ -256,7 +256,7 @@ def test_what_torch_allows_is_asked_before_pages_are_counted() -> None:
 
 
 def test_pages_that_came_stay_when_the_rest_does_not_come() -> None:
-    # Pages 0-20 and 40-60 are mapped, 20-40 and what is behind 60 are not. 70 MiB from 5 on would need both; the card
+    # Pages 0-20 and 40-60 are mapped, 20-40 and what is behind 60 are not. 70 MiB from 5 on would need both; the GPU
     # has one page left: 20-40 comes, 60-80 does not. Everything free goes back, and still there is not enough.
     allocator = CachingAllocator(EXPANDABLE, DeviceMemory(60 * MIB))
     first, middle, last = (allocator.malloc(size * MIB) for size in (5, 40, 5))
@@ -272,7 +272,7 @@ def test_pages_that_came_stay_when_the_rest_does_not_come() -> None:
 
 
 def test_a_range_of_addresses_ends_at_nine_eighths_of_the_card() -> None:
-    # A card of 160 MiB: a range of 180, full up to 160. 20-60 and 80-140 are freed. For 80 MiB the card has nothing
+    # A GPU of 160 MiB: a range of 180, full up to 160. 20-60 and 80-140 are freed. For 80 MiB the GPU has nothing
     # left; both places go back, 100 MiB. Neither has room for 80, nor has the end of the range, 20: a second segment.
     allocator = CachingAllocator(EXPANDABLE, DeviceMemory(160 * MIB, total_bytes=160 * MIB))
     blocks = [allocator.malloc(size * MIB) for size in (20, 40, 20, 60, 20)]

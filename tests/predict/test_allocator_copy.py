@@ -1,4 +1,4 @@
-"""A trace that goes on from a copy completes on the same cards as one replayed from its beginning."""
+"""A trace that goes on from a copy completes on the same GPUs as one replayed from its beginning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_same_cards_serve(text: str) -> None:
         trace = random_trace(seed, 400)
         free = replay(trace, settings)
         least = free.peak_requested_bytes
-        started = Started(trace, settings, least, card_bytes=None)
+        started = Started(trace, settings, least, gpu_bytes=None)
         for cap in range(
             least, free.peak_reserved_bytes + 2 * MIB, max(MIB, (free.peak_reserved_bytes - least) // 12)
         ):
@@ -40,7 +40,7 @@ def test_an_outcome_is_that_of_every_cap_it_names(text: str) -> None:
         cap = top
         while cap > least:
             # Another one each time: what is known already would answer for itself.
-            outcome = Started(trace, settings, least, card_bytes=None).outcome(cap)
+            outcome = Started(trace, settings, least, gpu_bytes=None).outcome(cap)
             low, below = max(least, outcome.from_bytes), outcome.below_bytes or top + 2 * MIB
             assert outcome.from_bytes <= cap < below
             for other in {low, (low + cap) // 2, (cap + below) // 2, below - 1}:

@@ -1,4 +1,4 @@
-"""How small the card may be, and the interval of reserved bytes."""
+"""How small the GPU may be, and the interval of reserved bytes."""
 
 from __future__ import annotations
 

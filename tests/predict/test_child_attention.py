@@ -1,4 +1,4 @@
-"""Which attention kernel a card would run, and what its libraries take: the rules of torch's sources, as a table."""
+"""Which attention kernel a GPU would run, and what its libraries take: the rules of torch's sources, as a table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_memkit.prediction.child.attention import _KERNELS, Call, kernel_on_card
+from hf_memkit.prediction.child.attention import _KERNELS, Call, kernel_on_gpu
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.gpu_memory import (
     cublas_workspace_bytes,
@@ -61,7 +61,7 @@ T4, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090 = (7, 5), (8, 0), (8, 6), (8,
     ],
 )
 def test_the_kernel_that_a_card_runs(card: tuple[int, int], call: Call, kernel: str) -> None:
-    assert kernel_on_card(card, call) == kernel
+    assert kernel_on_gpu(card, call) == kernel
 
 
 def test_a_mask_of_flags_becomes_numbers_of_the_queries_type() -> None:

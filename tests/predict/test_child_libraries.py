@@ -140,7 +140,7 @@ def test_optimizer_states_have_the_bytes_of_their_formula(
 
 
 def test_the_foreach_form_makes_a_copy_of_all_parameters(worker: Worker, models: dict[str, Path]) -> None:
-    """On a card it is what torch.optim chooses by itself."""
+    """On a GPU it is what torch.optim chooses by itself."""
     setup = setup_of(models["gpt2"], "adamw-foreach")
     trace = traced(worker, setup)
     temporary = most(trace, "optimizer", "optimizer") - sum(alive(trace, "optimizer"))

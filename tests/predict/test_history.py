@@ -37,7 +37,7 @@ def entry(action: str, address: int, size: int, stream: int = 0) -> dict[str, An
 
 
 def snapshot(*entries: dict[str, Any], settings: str = "") -> dict[str, Any]:
-    """A snapshot as torch makes one, of a machine with one card."""
+    """A snapshot as torch makes one, of a machine with one GPU."""
     return {
         "segments": [],
         "device_traces": [list(entries)],

@@ -73,7 +73,7 @@ def test_replicas_add_their_buckets() -> None:
 
 
 def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
-    """ZeRO-1 on 1 and on 8 cards: the partitions shrink, activations and the loss are the traced ones."""
+    """ZeRO-1 on 1 and on 8 GPUs: the partitions shrink, activations and the loss are the traced ones."""
     config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000}}
     setup = small_setup(bf16=True).put("deepspeed.config", config, "a test's")
     alone, eight = (predicted(setup, gpus=gpus) for gpus in (1, 8))

@@ -25,8 +25,8 @@ from hf_memkit.units import GIB, MIB
 from tests.conftest import ROOT
 
 TRACE = Confidence("trace", "two optimizer steps of transformers.Trainer on fake CUDA tensors")
-CARD = Gpu("a card", 16 * GIB, bf16=True, source="by size")
-MACHINE = Machine(CARD, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB, disk_path="/data", cpu_count=8)
+GPU = Gpu("a GPU", 16 * GIB, bf16=True, source="by size")
+MACHINE = Machine(GPU, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB, disk_path="/data", cpu_count=8)
 
 
 def made(**changes: Any) -> Prediction:
@@ -67,7 +67,7 @@ def test_json_has_the_names_of_the_design() -> None:
     assert sum(told["categories"].values()) == told["peak_allocated_gib"]
 
 
-@pytest.mark.parametrize("card", [CARD, None])
+@pytest.mark.parametrize("card", [GPU, None])
 def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
     prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).judged(MACHINE.with_gpu(card))
     assert Prediction.from_json(json.loads(json.dumps(prediction.to_json()))) == prediction
@@ -118,7 +118,7 @@ def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Jud
     )
 
 
-# 16 GiB of card, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 200 MiB that is enough for
+# 16 GiB of GPU, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 200 MiB that is enough for
 # (15 × 1024 − 200) / 1.05 = 14438.10 MiB; with 10 % for 13781.82 MiB.
 # By formula, with 100 MiB beside 10 % for 13872.73 MiB, beside 30 % for 11738.46 MiB.
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
 def test_verdicts_say_why_with_their_numbers() -> None:
     fits = verdict(12 * GIB, 11 * GIB)
     # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.
-    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack); a card has 15.00 GiB available" in fits.why
+    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack); a GPU has 15.00 GiB available" in fits.why
     tight = verdict(15 * GIB, 11 * GIB)
     assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
     close = verdict(15 * GIB, 15 * GIB - MIB)
@@ -168,7 +168,7 @@ def test_without_a_card_there_is_no_verdict() -> None:
 def test_judged_takes_the_card_s_capacity_and_what_lies_outside_the_allocator() -> None:
     # 12290 MiB reserved: × 1.05 + 200 = 13104.5 MiB with slack; 500 MiB outside: 13604.5 MiB in all.
     for capacity, expected in ((13605 * MIB, "fits"), (13604 * MIB, "tight")):
-        judged = made().judged(MACHINE.with_gpu(CARD.with_capacity(capacity)))
+        judged = made().judged(MACHINE.with_gpu(GPU.with_capacity(capacity)))
         assert (judged.verdict, judged.capacity_bytes) == (expected, capacity)
 
 

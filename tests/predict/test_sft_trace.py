@@ -1,5 +1,5 @@
-"""TRL's SFTTrainer on fake tensors: what it allocates is what it allocates on real ones, and on a card its head takes
-the path of a card."""
+"""TRL's SFTTrainer on fake tensors: what it allocates is what it allocates on real ones, and on a GPU its head takes
+the path of a GPU."""
 
 from __future__ import annotations
 

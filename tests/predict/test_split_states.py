@@ -1,4 +1,4 @@
-"""What of a DeepSpeed prediction is traced and what is the ledger's, on any number of cards; every preset."""
+"""What of a DeepSpeed prediction is traced and what is the ledger's, on any number of GPUs; every preset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hf_memkit.zero.sizing import size_preset
 from tests.predict.cases import facts
 
 CARDS = ((1, 1), (2, 1), (8, 1), (8, 8), (8, 128))
-"""(cards of a machine, machines): 1, 2, 8, 64 and 1024 ranks."""
+"""(GPUs of a machine, machines): 1, 2, 8, 64 and 1024 ranks."""
 
 SMALL: dict[str, Any] = {
     "model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 50257, "n_positions": 128,
@@ -63,7 +63,7 @@ TRACED = {"zero1": [], "zero2-offload": [], "zero3-infinity": [], "zero3": [pyte
     "preset", [pytest.param(name, marks=TRACED.get(name, [pytest.mark.exhaustive])) for name in preset_index()]
 )
 def test_every_preset_is_predicted_to_the_end(preset: str) -> None:
-    """Traced, on 1 to 1024 ranks: a number comes out, more cards never need more of each, and RAM, pinned RAM and disk
+    """Traced, on 1 to 1024 ranks: a number comes out, more GPUs never need more of each, and RAM, pinned RAM and disk
     are the ledger's."""
     model = facts(SMALL)
     peaks = []
@@ -81,7 +81,7 @@ def test_every_preset_is_predicted_to_the_end(preset: str) -> None:
     gathers = max(_constant(held) for _, held in peaks)
     for (fewer, _), (more, _) in itertools.pairwise(peaks[1:]):
         assert more <= fewer + 2**20, "padding of partitions at most"
-    assert peaks[1][0] <= peaks[0][0] + gathers, "one card gathers nothing"
+    assert peaks[1][0] <= peaks[0][0] + gathers, "one GPU gathers nothing"
 
 
 def _constant(ledger: Ledger) -> int:

@@ -1,6 +1,6 @@
 """Predicted peaks of DeepSpeed trainings against the live engine, in one and in two real processes.
 
-On a CPU host and card are the same memory, so that only what offloads nothing can be compared this way; what is
+On a CPU host and GPU are the same memory, so that only what offloads nothing can be compared this way; what is
 offloaded are the ledger's rows, which tests/engine compares with the engine's tensors and files.
 """
 

@@ -56,7 +56,7 @@ def test_the_same_case_gives_the_same_trace(worker: Worker) -> None:
 
 
 def test_an_activation_s_backward_is_one_kernel(worker: Worker) -> None:
-    """A card's kernel makes the gradient alone; torch without CUDA would take it apart, with five temporaries."""
+    """A GPU's kernel makes the gradient alone; torch without CUDA would take it apart, with five temporaries."""
     trace = worker.trace(request(LLAMA))
     (backward,) = (number for number, name in enumerate(trace.operations) if name.startswith("aten.silu_backward"))
     assert trace.operation_of.count(backward) == 2 * LLAMA["num_hidden_layers"]

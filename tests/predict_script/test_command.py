@@ -177,7 +177,7 @@ print("never here")
 
 
 def test_a_checkpoint_that_is_loaded_onto_the_gpu(run: Run) -> None:
-    """Would notice: weights that are really read onto a card that is not there."""
+    """Would notice: weights that are really read onto a GPU that is not there."""
     code, _, said, written = run(
         TINY
         + """
@@ -206,13 +206,13 @@ def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pyte
 
 
 def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run) -> None:
-    """Would notice: advice that names memkit's options or a preset, a wrong exit code, cards that are not counted."""
+    """Would notice: advice that names memkit's options or a preset, a wrong exit code, GPUs that are not counted."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
     code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "64GB"))
     assert code == 1, said
     assert out.startswith("DOES NOT FIT: ")
     assert "Give a smaller per_device_train_batch_size or shorter rows." in out and "--batch-size" not in out
-    assert "preset" not in out and "2 × a GPU of 4GB" in out
+    assert "preset" not in out and "2 × 4GB GPU" in out
     assert "the first of 2 ranks" in out and ", 2 times" in out
 
 

@@ -1,4 +1,4 @@
-"""Scripts that ask for a GPU, load to it and attend on it behave as on the card that is predicted, without one."""
+"""Scripts that ask for a GPU, load to it and attend on it behave as on the GPU that is predicted, without one."""
 
 from __future__ import annotations
 

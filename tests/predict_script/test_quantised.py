@@ -112,7 +112,7 @@ def test_what_is_not_modelled_is_refused_in_a_line(
 def test_what_is_dequantised_when_it_is_loaded_is_no_quantised_model(
     predict: Predict, model: Callable[..., str]
 ) -> None:
-    """FP8 checkpoints on a card without FP8, and where it is asked for; MXFP4 checkpoints (gpt-oss) to train them.
+    """FP8 checkpoints on a GPU without FP8, and where it is asked for; MXFP4 checkpoints (gpt-oss) to train them.
 
     Would notice: fp8 sizes, or a refusal.
     """

@@ -98,7 +98,7 @@ torch.save(model.state_dict(), "weights.pt")
 
 
 def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
-    """Would notice: a checkpoint that is looked for, one that is read without a phase of its own, weights on the card
+    """Would notice: a checkpoint that is looked for, one that is read without a phase of its own, weights on the GPU
     twice: transformers reads both to the host."""
     training = TRAINING.replace(
         'save_strategy="no"', 'eval_strategy="steps", save_strategy="steps", load_best_model_at_end=True'

@@ -61,7 +61,7 @@ def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
     real = arguments(tmp_path, **to_installed_arguments(made.arguments))
     assert real.gradient_checkpointing is False
     assert str(replaced[0]) == (
-        "activation_checkpointing = False is yours, in place of the preset's True: the reason for "
+        "your activation_checkpointing = False replaces the preset's True: the reason for "
         "arguments__activation_checkpointing"
     )
     _, problems = checked({"gradient_checkpointing": False, "activation_checkpointing": True})

@@ -54,7 +54,7 @@ def test_late_arguments_are_said_and_checked(
     setup = preset("checkpointed", model=model, gpu_memory="16GB", arguments=CPU)
     capsys.readouterr()
     setup.training_arguments(str(tmp_path), activation_checkpointing=False)
-    assert "Override: activation_checkpointing = False" in capsys.readouterr().out
+    assert "Override: your activation_checkpointing = False" in capsys.readouterr().out
 
 
 def test_a_field_of_training_arguments_is_told_from_one_of_trainer(model: str, tmp_path: Path) -> None:

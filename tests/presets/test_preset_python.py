@@ -23,7 +23,7 @@ CPU: dict[str, Any] = {
     "use_cpu": True, "max_steps": 3, "logging_steps": 1, "report_to": "none", "disable_tqdm": True,
     "save_strategy": "no", "learning_rate": 1e-2, "per_device_train_batch_size": 2,
 }  # fmt: skip
-CARD: dict[str, Any] = {"gpu_memory": "16GB", "ram": "64GB", "use_hub": False}
+GPU: dict[str, Any] = {"gpu_memory": "16GB", "ram": "64GB", "use_hub": False}
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +54,18 @@ def test_what_the_user_replaced_needs_no_package(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
-    setup = preset("8bit", model=str(folder), arguments=CPU, **CARD)
+    setup = preset("8bit", model=str(folder), arguments=CPU, **GPU)
     with pytest.raises(MissingPackageError, match=r"'8bit' needs bitsandbytes \(for adamw-8bit\)"):
         setup.trainer(str(tmp_path / "out"), train_dataset=samples())
     mine = {"optim": "adamw_torch"}
     late = setup.trainer(str(tmp_path / "out"), arguments=mine, train_dataset=samples())
-    early = preset("8bit", model=str(folder), arguments={**CPU, **mine}, **CARD)
+    early = preset("8bit", model=str(folder), arguments={**CPU, **mine}, **GPU)
     early_trainer = early.trainer(str(tmp_path / "out"), train_dataset=samples())
     assert late.args.optim == early_trainer.args.optim == "adamw_torch"
 
 
-class SeesTwoCards(TrainingArguments):
-    """As on a machine with two cards, in a process that no launcher has started."""
+class SeesTwoGpus(TrainingArguments):
+    """As on a machine with two GPUs, in a process that no launcher has started."""
 
     @property
     def n_gpu(self) -> int:
@@ -73,14 +73,14 @@ class SeesTwoCards(TrainingArguments):
 
 
 def test_several_cards_in_one_process_are_refused(folder: Path, tmp_path: Path) -> None:
-    """Trainer would multiply the batch by the number of cards: nothing of that is in the setup."""
-    assert SeesTwoCards(str(tmp_path), use_cpu=True, per_device_train_batch_size=3).train_batch_size == 6
-    setup = preset("checkpointed", model=str(folder), arguments=CPU, **CARD)
+    """Trainer would multiply the batch by the number of GPUs: nothing of that is in the setup."""
+    assert SeesTwoGpus(str(tmp_path), use_cpu=True, per_device_train_batch_size=3).train_batch_size == 6
+    setup = preset("checkpointed", model=str(folder), arguments=CPU, **GPU)
     with pytest.raises(RunError, match=r"this process sees 2 GPUs.*torchrun --nproc-per-node 2"):
-        setup.trainer(str(tmp_path / "out"), train_dataset=samples(), arguments_class=SeesTwoCards)
+        setup.trainer(str(tmp_path / "out"), train_dataset=samples(), arguments_class=SeesTwoGpus)
     spread = GPT2LMHeadModel.from_pretrained(folder)
     spread.hf_device_map = {"transformer": 0, "lm_head": 1}  # Trainer leaves a model that is spread as it is
-    arguments = setup.training_arguments(str(tmp_path / "out"), arguments_class=SeesTwoCards)
+    arguments = setup.training_arguments(str(tmp_path / "out"), arguments_class=SeesTwoGpus)
     assert "callbacks" in setup.trainer_options(spread, arguments)
 
 
@@ -88,7 +88,7 @@ def test_several_cards_in_one_process_are_refused(folder: Path, tmp_path: Path) 
 def test_trainer_model_and_arguments_in_one_call(
     folder: Path, tmp_path: Path, baseline: list[float], name: str
 ) -> None:
-    setup = preset(name, model=str(folder), arguments=CPU, **CARD)
+    setup = preset(name, model=str(folder), arguments=CPU, **GPU)
     trainer = setup.trainer(str(tmp_path / "out"), train_dataset=samples())
     assert trainer.args.use_cpu and trainer.args.max_steps == 3
     found = losses(trainer)
@@ -112,7 +112,7 @@ def test_trainer_model_and_arguments_in_one_call(
 
 def test_with_a_model_and_a_trainer_of_one_s_own(folder: Path, tmp_path: Path, baseline: list[float]) -> None:
     """Each smaller door leads to the same training; a part can be taken off again."""
-    setup = preset("lean+activation-checkpointing", model=str(folder), arguments=CPU, **CARD)
+    setup = preset("lean+activation-checkpointing", model=str(folder), arguments=CPU, **GPU)
     model = setup.load_model()
     arguments = setup.training_arguments(str(tmp_path / "a"))
     trainer = Trainer(model, arguments, train_dataset=samples(), **setup.trainer_options(model, arguments))
@@ -129,7 +129,7 @@ def test_with_a_model_and_a_trainer_of_one_s_own(folder: Path, tmp_path: Path, b
 
 def test_the_lines_that_are_told_do_what_the_setup_does(folder: Path) -> None:
     """What a file cannot say is told as Python: that Python works."""
-    setup = preset("lean+lora", model=str(folder), arguments=CPU, **CARD)
+    setup = preset("lean+lora", model=str(folder), arguments=CPU, **GPU)
     namespace: dict[str, Any] = {}
     exec("from transformers import AutoModelForCausalLM", namespace)
     lines = [each.line for each in outside_lines(setup) if not each.line.startswith("export ")]
@@ -147,14 +147,14 @@ def test_the_lines_that_are_told_do_what_the_setup_does(folder: Path) -> None:
 
 def test_own_arguments_win_at_every_door(folder: Path, tmp_path: Path) -> None:
     setup = preset(
-        "checkpointed", model=str(folder), arguments={**CPU, "gradient_checkpointing": False, "max_steps": "2"}, **CARD
+        "checkpointed", model=str(folder), arguments={**CPU, "gradient_checkpointing": False, "max_steps": "2"}, **GPU
     )
     assert setup.arguments["activation_checkpointing"] is False and setup.arguments["max_steps"] == 2
     assert {each.setting.key for each in setup.replaced} >= {"arguments.activation_checkpointing"}
     assert "the preset has True" in next(
         s.reason for s in setup.settings if s.key == "arguments.activation_checkpointing"
     )
-    with_it = preset("checkpointed", model=str(folder), arguments=CPU, **CARD)
+    with_it = preset("checkpointed", model=str(folder), arguments=CPU, **GPU)
     for made in (
         with_it.training_arguments(str(tmp_path), gradient_checkpointing=False, max_steps=2),
         with_it.trainer(
@@ -166,12 +166,12 @@ def test_own_arguments_win_at_every_door(folder: Path, tmp_path: Path) -> None:
 
 
 def test_own_learning_rate_reaches_an_optimizer_of_the_preset_s(folder: Path, tmp_path: Path) -> None:
-    setup = preset("resident", model=str(folder), arguments=CPU, **CARD)
+    setup = preset("resident", model=str(folder), arguments=CPU, **GPU)
     assert setup.section("optimizer")
     trainer = setup.trainer(str(tmp_path), arguments={"learning_rate": 3e-3}, train_dataset=samples())
     trainer.create_optimizer()
     assert [float(group["lr"]) for group in trainer.optimizer.param_groups] == pytest.approx([3e-3] * 2)
-    setup = preset("lean+adamw-loop", model=str(folder), arguments=CPU, **CARD)
+    setup = preset("lean+adamw-loop", model=str(folder), arguments=CPU, **GPU)
     assert setup.section("optimizer")
     replaced = setup.trainer(str(tmp_path), arguments={"optim": "rmsprop"}, train_dataset=samples())
     replaced.create_optimizer()
@@ -180,7 +180,7 @@ def test_own_learning_rate_reaches_an_optimizer_of_the_preset_s(folder: Path, tm
 
 def test_the_ledger_follows_own_arguments() -> None:
     """What fits is computed with the user's values, not with those that they replaced."""
-    options = {**CARD, "model": "gpt2-xl", "global_batch_size": 64}
+    options = {**GPU, "model": "gpt2-xl", "global_batch_size": 64}
     with_it = preset("resident", **options)
     without = preset("resident", arguments={"activation_checkpointing": False}, **options)
     sizes = [s.arguments["per_device_train_batch_size"] for s in (without, with_it)]
@@ -197,13 +197,13 @@ def test_every_preset_is_a_setup_with_and_without_a_model(name: str) -> None:
     assert isinstance(plain, PresetSetup) and not plain.ledger.rows
     assert all(setting.reason for setting in plain.settings) and plain.techniques
     model = "Llama-3.2-1B" if name == "in-backward" else "gpt2-xl"  # APOLLO projects nn.Linear, and GPT-2 has none
-    made = preset(name, model=model, **CARD)
+    made = preset(name, model=model, **GPU)
     assert made.ledger.total_bytes("device") > 0 and made["model.name"] == model
     assert PresetSetup.from_json(made.to_json()).arguments == made.arguments
 
 
 def test_the_plain_dictionary_brings_deepspeed() -> None:
-    made = preset("offload", model="gpt2", sequence_length=512, **CARD)
+    made = preset("offload", model="gpt2", sequence_length=512, **GPU)
     assert made.plain_arguments["deepspeed"] == made["deepspeed.config"]
     assert "deepspeed" not in preset("resident").plain_arguments
 
@@ -266,7 +266,7 @@ def test_notes_are_told_where_they_help() -> None:
     """Advice about a technique stands in a setup whose user chose it, and on the machine that it is for."""
 
     def said(name: str, part: str, **given: Any) -> bool:
-        return any(part in note for note in preset(name, model="gpt2-xl", **{**CARD, **given}).notes)
+        return any(part in note for note in preset(name, model="gpt2-xl", **{**GPU, **given}).notes)
 
     assert said("length-grouped", "nothing pads the batches")
     assert not said("length-grouped+pad-to-multiple", "nothing pads the batches")
@@ -278,7 +278,7 @@ def test_notes_are_told_where_they_help() -> None:
 
 
 def test_what_offload_keeps_in_ram_leaves_the_process_out() -> None:
-    made = preset("offload", model="gpt2-xl", gpus=2, **CARD)
+    made = preset("offload", model="gpt2-xl", gpus=2, **GPU)
     (note,) = [note for note in made.notes if note.startswith("ZeRO-Offload keeps")]
     rows = [row for row in made.ledger.rows if row.place in ("host", "pinned")]
     held = [row for row in rows if row != process_row(2)]

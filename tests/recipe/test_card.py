@@ -1,4 +1,4 @@
-"""What is checked about the card before training, and what an out-of-memory error becomes; without a card."""
+"""What is checked about the GPU before training, and what an out-of-memory error becomes; without a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from hf_memkit.cli import main
-from hf_memkit.hardware import has_kernels, use_one_card
+from hf_memkit.hardware import has_kernels, use_one_gpu
 from hf_memkit.memory.records import read_records
 
 
@@ -37,7 +37,7 @@ def test_one_card_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     for before, after in (("2,3", "2"), ("GPU-abc", "GPU-abc"), ("", "")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-        use_one_card()
+        use_one_gpu()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == after
 
 

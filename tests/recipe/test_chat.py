@@ -40,7 +40,7 @@ from tests.techniques.tiny_models import causal_model
 
 LENGTH = 64
 RECIPE = """\
-summary: chats on a small card
+summary: chats on a small GPU
 task: chat
 model:
   hub_id: none/such-model

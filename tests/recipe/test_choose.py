@@ -1,6 +1,6 @@
 """Chosen by prediction: the cheapest checkpointing that fits, the longest sequence, and what is not worth a trace.
 
-Every prediction here is a real trace of a small model, where none is made up for its verdict; the cards are made as
+Every prediction here is a real trace of a small model, where none is made up for its verdict; the GPUs are made as
 large as the predictions need.
 """
 
@@ -68,18 +68,18 @@ def chooses(recipe: Recipe, tmp_path: Path) -> Recipe:
     return small_recipe(recipe, tmp_path, variants=variants)
 
 
-def with_card(machine: Machine, usable_bytes: int) -> Machine:
+def with_gpu_of(machine: Machine, usable_bytes: int) -> Machine:
     gpu = gpu_of_size("16GB")
     return replace(machine, gpu=gpu.with_capacity(usable_bytes + gpu.context_bytes))
 
 
-def card_of(resolved: Setup) -> Gpu:
+def gpu_of(resolved: Setup) -> Gpu:
     assert resolved.resolved_for.machine.gpu is not None
     return resolved.resolved_for.machine.gpu
 
 
 def needs(found: Prediction) -> int:
-    """Bytes of a card on which a prediction is `fits`."""
+    """Bytes of a GPU on which a prediction is `fits`."""
     return found.confidence.reserved_with_slack(found.peak_reserved_bytes[1])
 
 
@@ -94,19 +94,19 @@ def peaks(recipe: Recipe, machine: Machine) -> dict[str, int]:
 
 @pytest.mark.timeout(300)
 def test_the_cheapest_checkpointing_that_is_predicted_to_fit(chooses: Recipe, machine: Machine) -> None:
-    large = with_card(machine, 64 * GIB)
+    large = with_gpu_of(machine, 64 * GIB)
     need = peaks(chooses, large)
     assert need["none"] > need["selective-checkpointing"] > need["activation-checkpointing"]
     counting = Counting()
-    roomy, found = choose(chooses, with_card(machine, need["none"]), Request(), use_hub=False, judge=counting)
+    roomy, found = choose(chooses, with_gpu_of(machine, need["none"]), Request(), use_hub=False, judge=counting)
     assert [kind for _, kind, _ in counting.asked] == ["none"], "the first that fits ends the search"
     assert found is not None and found.verdict == "fits"
     assert "arguments.activation_checkpointing" not in roomy or not roomy.get("arguments.activation_checkpointing")
     counting = Counting()
-    tighter = with_card(machine, need["selective-checkpointing"])
+    tighter = with_gpu_of(machine, need["selective-checkpointing"])
     chosen, found = choose(chooses, tighter, Request(), use_hub=False, judge=counting)
     assert chosen.preset == "resident" and "selective-checkpointing" in chosen.techniques
-    assert found is not None and needs(found) <= card_of(chosen).usable_bytes
+    assert found is not None and needs(found) <= gpu_of(chosen).usable_bytes
     (note,) = [note for note in chosen.notes if note.startswith("Activation checkpointing")]
     assert "selective-checkpointing, the first that is predicted to fit; not none" in note
     assert not chosen.problems
@@ -117,7 +117,7 @@ def test_the_cheapest_checkpointing_that_is_predicted_to_fit(chooses: Recipe, ma
 @pytest.mark.longer
 def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recipe, machine: Machine) -> None:
     least = resolve(chooses, machine, Request(variant="lora"), use_hub=False)
-    small = with_card(machine, needs(predicted(least)))
+    small = with_gpu_of(machine, needs(predicted(least)))
     counting = Counting()
     chosen, found = choose(chooses, small, Request(), use_hub=False, judge=counting)
     assert chosen.preset == "lora" and found is not None
@@ -130,12 +130,12 @@ def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recip
     with pytest.raises(
         DoesNotFitError, match=r"no variant of small is predicted to fit this machine: resident .*; lora "
     ):
-        choose(chooses, with_card(machine, least.ledger.total_bytes("device") // 4), Request(), use_hub=False)
+        choose(chooses, with_gpu_of(machine, least.ledger.total_bytes("device") // 4), Request(), use_hub=False)
 
 
 def test_what_the_formula_puts_far_off_is_not_traced_and_says_so(chooses: Recipe, machine: Machine) -> None:
     """With `auto` nothing of it is; a variant that was asked for is traced with the last of its kinds."""
-    tiny = with_card(machine, GIB // 4)
+    tiny = with_gpu_of(machine, GIB // 4)
     counting = Counting()
     with pytest.raises(DoesNotFitError, match=r"resident needs .* by formula, \d+% above what .* leaves: not traced"):
         choose(chooses, tiny, Request(), use_hub=False, judge=counting)
@@ -188,7 +188,7 @@ def test_of_the_lengths_that_fit_the_longest_is_taken(recipe: Recipe, machine: M
 
     def predict(resolved: Setup) -> Prediction:
         asked.append(int(resolved["data.sequence_length"]))
-        usable = card_of(resolved).usable_bytes
+        usable = gpu_of(resolved).usable_bytes
         share = {1: 0.5, 2: 4.0}.get(len(asked), 0.8)
         return made_up(int(share * usable), "fits" if share < 1 else "does not fit")
 
@@ -198,7 +198,7 @@ def test_of_the_lengths_that_fit_the_longest_is_taken(recipe: Recipe, machine: M
 
 
 def test_of_variants_that_are_tight_the_first_is_taken(chooses: Recipe, machine: Machine) -> None:
-    card = with_card(machine, 64 * GIB)
+    card = with_gpu_of(machine, 64 * GIB)
     chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=lambda _: made_up(60 * GIB, "tight"))
     assert chosen.preset == "resident" and [name for name, _ in chosen.rejected] == ["lora"]
 

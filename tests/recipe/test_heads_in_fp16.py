@@ -1,4 +1,4 @@
-"""A new head beside adapters on a card without bf16: its weights must be fp32, or the loss scaler stops the run."""
+"""A new head beside adapters on a GPU without bf16: its weights must be fp32, or the loss scaler stops the run."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def images() -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def small_card() -> Machine:
+def small_gpu() -> Machine:
     return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
@@ -54,25 +54,25 @@ def rehearsal(images: Recipe, machine: Machine, photos: Path, output: Path) -> R
     )
 
 
-def test_the_config_decides_the_length(images: Recipe, small_card: Machine) -> None:
-    resolved = resolve(images, small_card, Request(variant="8bit"), use_hub=False)
+def test_the_config_decides_the_length(images: Recipe, small_gpu: Machine) -> None:
+    resolved = resolve(images, small_gpu, Request(variant="8bit"), use_hub=False)
     assert resolved["data.sequence_length"] == 197
     assert resolved.resolved_for.model.parameters == pytest.approx(303.3e6, rel=1e-3)
     assert resolved.resolved_for.model.model_class == "ViTForImageClassification"
     assert "model_parts.chunked_loss" not in resolved
     with pytest.raises(InputError) as caught:
-        resolve(images, small_card, Request(variant="8bit", sequence_length=512), use_hub=False)
+        resolve(images, small_gpu, Request(variant="8bit", sequence_length=512), use_hub=False)
     assert str(caught.value).startswith("--sequence-length 512: ")
     assert "197 tokens" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_it_trains_on_files_and_counts_right_answers(
-    images: Recipe, small_card: Machine, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Recipe, small_gpu: Machine, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    job = rehearsal(images, small_card, photos, tmp_path / "run")
+    job = rehearsal(images, small_gpu, photos, tmp_path / "run")
     content = run(job, said.append, ranks_from_environment())
     assert f"Data: {photos} (20 images, 2 labels)" in said
     result = content["result"]
@@ -85,7 +85,7 @@ def test_it_trains_on_files_and_counts_right_answers(
 
 @pytest.mark.parametrize("form", ["folders", "splits", "table"])
 def test_an_export_reads_the_same_files(
-    images: Recipe, small_card: Machine, photos: Path, tmp_path: Path, form: str
+    images: Recipe, small_gpu: Machine, photos: Path, tmp_path: Path, form: str
 ) -> None:
     source = photos
     if form == "splits":
@@ -99,7 +99,7 @@ def test_an_export_reads_the_same_files(
         lines = [f"{file.relative_to(photos)},{file.parent.name}" for file in sorted(photos.rglob("*.jpg"))]
         source = photos / "metadata.csv"
         source.write_text("\n".join(["image,label", *lines]) + "\n")
-    job = rehearsal(images, small_card, source, tmp_path / "run")
+    job = rehearsal(images, small_gpu, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
     assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"}
     script = TrainingJob(tmp_path / "script")

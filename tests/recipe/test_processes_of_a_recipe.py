@@ -1,4 +1,4 @@
-"""A recipe for several cards: how many processes it takes by itself, and what stands for them without a card."""
+"""A recipe for several GPUs: how many processes it takes by itself, and what stands for them without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import Memkit
 
 NAME = "llama-70b-lora-on-8x80gb"
 
-without_a_card = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a card")
+without_a_gpu = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a GPU")
 
 
 def usual(options: RunOptions) -> int:
@@ -26,7 +26,7 @@ def usual(options: RunOptions) -> int:
     )
 
 
-@without_a_card
+@without_a_gpu
 def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
     assert load_recipe(NAME).gpus == 8
     plain, described = Request(recipe=NAME), Request(recipe=NAME, gpu="80GB")
@@ -36,7 +36,7 @@ def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
     assert usual(RunOptions(Request(recipe="gpt2-on-16gb"))) == 1
 
 
-@without_a_card
+@without_a_gpu
 @pytest.mark.parametrize(("asked", "processes"), [(None, 2), (1, 1)])
 def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> None:
     options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked, no_trace=True)
@@ -53,7 +53,7 @@ def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> N
     assert batch * processes == load_recipe(NAME).rehearsal.sequences_per_step
 
 
-@without_a_card
+@without_a_gpu
 def test_dry_run_is_for_all_the_cards(memkit: Memkit) -> None:
     ran = memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--no-trace", "--json")
     assert ran.returncode == 0, ran.stderr

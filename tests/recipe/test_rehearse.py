@@ -89,7 +89,7 @@ def test_accumulation_is_rehearsed_where_the_target_has_some(
 
 
 def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machine) -> None:
-    """What a setup for a card may hold, and what a CPU makes of it; each is named as not rehearsed."""
+    """What a setup for a GPU may hold, and what a CPU makes of it; each is named as not rehearsed."""
     resolved = resolve(recipe, machine, Request(variant="resident"), use_hub=False)
     setup = resolved
     for key, value in {
@@ -102,7 +102,7 @@ def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machi
         "model.attn_implementation": "flash_attention_2",
         "trainer_parts.recompilation_guard": {},
     }.items():
-        setup = setup.put(key, value, "for a card")
+        setup = setup.put(key, value, "for a GPU")
     rehearsed = rehearse(recipe, setup)
     after, named = rehearsed.setup, {setting.key for setting in rehearsed.not_rehearsed}
     assert after["arguments.optim"] == "adamw_bnb_8bit"

@@ -1,4 +1,4 @@
-"""A rehearsal goes through what the stored predictions choose for the card, not what a formula without activations
+"""A rehearsal goes through what the stored predictions choose for the GPU, not what a formula without activations
 would take."""
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machi
 
 def test_a_machine_without_a_card_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
     resolved = make(recipe, machine.with_gpu(None))
-    assert resolved.resolved_for.machine.gpu is not None and resolved.resolved_for.machine.gpu.name == "a GPU of 16GB"
+    assert resolved.resolved_for.machine.gpu is not None and resolved.resolved_for.machine.gpu.name == "16GB GPU"
 
 
 def test_what_would_do_nothing_is_left_out_and_said(recipe: Recipe, machine: Machine) -> None:

@@ -81,7 +81,7 @@ def test_the_rehearsal_accumulates_as_the_target_does_whatever_the_number_of_pro
     setup = rehearse(whole, resolved).setup
     arguments = setup.arguments
     accumulates = resolved["arguments.gradient_accumulation_steps"] > 1
-    assert accumulates == (processes < 3), "16 sequences a card and step are one micro-batch"
+    assert accumulates == (processes < 3), "16 sequences a GPU and step are one micro-batch"
     assert arguments["gradient_accumulation_steps"] == (2 if accumulates else 1)
     assert arguments["per_device_train_batch_size"] == max(1, (4 if accumulates else 8) // processes)
     assert ("arguments.ddp_find_unused_parameters" in setup) == (processes > 1)

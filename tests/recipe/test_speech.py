@@ -30,7 +30,7 @@ def speech() -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def small_card() -> Machine:
+def small_gpu() -> Machine:
     return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
@@ -55,21 +55,21 @@ def rehearsal(speech: Recipe, machine: Machine, clips: Path, output: Path) -> Re
     )
 
 
-def test_the_decoder_limits_the_length(speech: Recipe, small_card: Machine) -> None:
-    resolved = resolve(speech, small_card, Request(variant="8bit", sequence_length=448), use_hub=False)
+def test_the_decoder_limits_the_length(speech: Recipe, small_gpu: Machine) -> None:
+    resolved = resolve(speech, small_gpu, Request(variant="8bit", sequence_length=448), use_hub=False)
     assert resolved["arguments.generation_max_length"] == 448
     assert resolved.resolved_for.model.parameters == pytest.approx(241.7e6, rel=1e-3)
     with pytest.raises(InputError, match=r"--sequence-length 449: .* at most 448 tokens; give 448 or less"):
-        resolve(speech, small_card, Request(variant="8bit", sequence_length=449), use_hub=False)
+        resolve(speech, small_gpu, Request(variant="8bit", sequence_length=449), use_hub=False)
 
 
 def test_it_trains_on_files_and_counts_wrong_words(
-    speech: Recipe, small_card: Machine, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speech: Recipe, small_gpu: Machine, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    content = run(rehearsal(speech, small_card, clips, tmp_path / "run"), said.append, ranks_from_environment())
+    content = run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), said.append, ranks_from_environment())
     assert f"Data: {clips}/metadata.csv (12 sound files)" in said
     assert "word_error_rate" in content["result"]["metrics"]
     from transformers import WhisperProcessor
@@ -124,14 +124,14 @@ def test_the_part_can_be_taken_back() -> None:
 
 @pytest.mark.parametrize("form", ["table", "pairs"])
 def test_an_export_reads_the_same_files(
-    speech: Recipe, small_card: Machine, clips: Path, tmp_path: Path, form: str
+    speech: Recipe, small_gpu: Machine, clips: Path, tmp_path: Path, form: str
 ) -> None:
     if form == "pairs":
         for line in (clips / "metadata.csv").read_text().splitlines()[1:]:
             name, _, text = line.partition(",")
             (clips / name).with_suffix(".txt").write_text(text)
         (clips / "metadata.csv").unlink()
-    job = rehearsal(speech, small_card, clips, tmp_path / "run")
+    job = rehearsal(speech, small_gpu, clips, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
     assert written >= {
         "train_speech.py",

@@ -39,7 +39,7 @@ def training(
     nvml_every: int = 5,
     own_context_known: bool = True,
 ) -> Records:
-    """A healthy training of `steps` steps on a card of 16 GiB, and what is added to it (GiB, from step 1 on).
+    """A healthy training of `steps` steps on a GPU of 16 GiB, and what is added to it (GiB, from step 1 on).
 
     4 GiB stay at step end, and 4 more are needed for a sequence of 512; the allocator caches 5 % more than the highest
     peak. `noise` is that of the floor, in MiB.

@@ -191,7 +191,7 @@ def out_of_memory(steps: int = 60) -> list[Record]:
                 "key": "arguments.per_device_train_batch_size",
                 "value": 2,
                 "reason": "with gradient_accumulation_steps 16 the batch of a step stays the same",
-                "cost": "more, smaller steps for the card",
+                "cost": "more, smaller steps for the GPU",
                 "saves_gib": categories["activations_gib"] / 2,
                 "basis": "half of the activations at the moment of the failure",
             },

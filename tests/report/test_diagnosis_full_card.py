@@ -1,4 +1,4 @@
-"""What is told because it fills the card: a cache that lies idle, a few long inputs; and what looks like them."""
+"""What is told because it fills the GPU: a cache that lies idle, a few long inputs; and what looks like them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_phases(records: Records, *, between: Level = lambda step: 0.0, loaded: 
 
 
 def brim(step: int) -> float:
-    """Fills the card of 16 GiB, of which the tensors need 8."""
+    """Fills the GPU of 16 GiB, of which the tensors need 8."""
     return 8.0 if step > 2 else 1.0
 
 
@@ -68,7 +68,7 @@ def test_what_was_reserved_outside_the_steps_is_no_fragmentation() -> None:
 
 
 def test_evaluations_that_need_more_than_the_steps_are_no_fragmentation() -> None:
-    """Each empties the cache, fills the card, and leaves its own cache."""
+    """Each empties the cache, fills the GPU, and leaves its own cache."""
     records = training(gap=lambda step: 0.0 if step % 25 < 5 else 8.0, retries=lambda step: step // 25)
     assert diagnose(with_phases(records, between=lambda step: 20.0 * (step % 25 == 5))) == []
     assert kinds(with_phases(records)) == ["fragmentation"]
@@ -104,7 +104,7 @@ def test_where_a_record_holds_several_forwards_it_is_left_open_who_reserved(chan
         {"activations": 9.5, "gap": lambda step: 1.5},
         {"activations": 1.0, "gap": lambda step: 7.0, "retries": lambda step: 1},
     ],
-    ids=["a tenth of the card left", "the tensors need most of it", "much room, in spite of a retry"],
+    ids=["a tenth of the GPU left", "the tensors need most of it", "much room, in spite of a retry"],
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_gap_or_a_full_card_alone_is_no_news(change: dict[str, Any], seed: int) -> None:

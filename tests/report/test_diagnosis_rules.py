@@ -156,9 +156,9 @@ def test_fragmentation_beside_a_neighbour_fills_what_is_left() -> None:
         "two retries",
         "slack",
         "the cache of an evaluation",
-        "far from the card",
+        "far from the GPU",
         "one retry",
-        "the card is full of tensors",
+        "the GPU is full of tensors",
     ],
 )
 def test_what_looks_like_fragmentation(change: dict[str, Any]) -> None:

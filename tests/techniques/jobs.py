@@ -15,7 +15,7 @@ MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 *
 
 
 def gpt2_job(model: str | None = "gpt2", **changes: Any) -> Job:
-    """GPT-2 small (or another built-in architecture, or none) on a 16 GB card, four sequences of 512 tokens."""
+    """GPT-2 small (or another built-in architecture, or none) on a 16 GB GPU, four sequences of 512 tokens."""
     facts = None if model is None else describe(model, use_hub=False, use_built_in=True)
     values: dict[str, Any] = {
         "model": facts, "machine": MACHINE, "micro_batch_size": 4, "sequence_length": 512, "nvme_path": "/data",

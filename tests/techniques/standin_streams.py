@@ -1,4 +1,4 @@
-"""torchao's real CPUOffloadOptimizer on a CPU: only the streams between card and host are stood in for.
+"""torchao's real CPUOffloadOptimizer on a CPU: only the streams between GPU and host are stood in for.
 
 Every copy is done at once, so that what is shown is the order of torchao's steps, not their overlap. Pinned memory is
 ordinary memory.

@@ -155,7 +155,7 @@ def test_eager_keeps_the_scores_and_sdpa_none(model_type: str, dtype: torch.dtyp
 
 def test_what_dropout_adds() -> None:
     kept = scores_kept(causal_model(attn_implementation="eager", attn_pdrop=0.1))
-    # A CPU keeps the mask in the scores' dtype, a card in one byte.
+    # A CPU keeps the mask in the scores' dtype, a GPU in one byte.
     card = score_bytes(2, HEADS, LENGTH, 2, bytes_of_score=eager_bytes_of_score(4, softmax_fp32=False, dropout=True))
     assert kept == card + 3 * 2 * HEADS * LENGTH**2 * 2
 

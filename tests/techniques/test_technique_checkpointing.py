@@ -166,7 +166,7 @@ def test_parts_refuse_what_they_cannot_do() -> None:
 
 
 def test_segments_refuse_copies_of_data_parallel() -> None:
-    """Copies for several cards run at the same time, and share the hooks in which a segment is open."""
+    """Copies for several GPUs run at the same time, and share the hooks in which a segment is open."""
     model = model_of("gpt2")
     undo = checkpoint_segments.install(model, segment_layers=2)
     with pytest.raises(RuntimeError, match="torchrun"):

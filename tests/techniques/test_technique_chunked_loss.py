@@ -262,7 +262,7 @@ def test_undone_it_leaves_nothing() -> None:
 
 
 def test_copies_of_data_parallel_are_refused() -> None:
-    """nn.DataParallel needs two cards; what it copies a module with does not."""
+    """nn.DataParallel needs two GPUs; what it copies a module with does not."""
     assert "module._replicate_for_data_parallel()" in inspect.getsource(torch.nn.parallel.replicate)
     model = causal_model()
     plain = model._replicate_for_data_parallel()
@@ -271,7 +271,7 @@ def test_copies_of_data_parallel_are_refused() -> None:
     with pytest.raises(RuntimeError, match="torchrun"):
         model._replicate_for_data_parallel()
     del model.__dict__["_replicate_for_data_parallel"]
-    # Without the refusal: the copy for the second card would run the model on the first card.
+    # Without the refusal: the copy for the second GPU would run the model on the first GPU.
     assert model._replicate_for_data_parallel().forward.__self__ is model
     undo()
     assert model._replicate_for_data_parallel().forward.__self__ is not model

@@ -55,7 +55,7 @@ def test_what_packing_cannot_do_is_refused() -> None:
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="only in a batch of one row"):
         part(packed_batches, model, length=32)
-    (tried,) = part(packed_batches, model)["callbacks"]  # when the model is on its card
+    (tried,) = part(packed_batches, model)["callbacks"]  # when the model is on its GPU
     arguments = SimpleNamespace(bf16=True, fp16=False)
     tried.on_train_begin(arguments, None, None, model=causal_model())
     with pytest.raises(RuntimeError, match="see each other"):

@@ -72,8 +72,8 @@ def test_each_has_its_memory_case() -> None:
     assert lacking(lambda one: ("memory", one.name) in proved() or bool(one.gpu_only)) == [], (
         "bytes on a CPU, or why not"
     )
-    on_a_card = {name for case in cases() for name in case.techniques} | set(COVERED)
-    assert lacking(lambda one: one.name in on_a_card) == [], "a case of benchmarks/techniques_section.py"
+    on_a_gpu = {name for case in cases() for name in case.techniques} | set(COVERED)
+    assert lacking(lambda one: one.name in on_a_gpu) == [], "a case of benchmarks/techniques_section.py"
 
 
 def test_each_has_its_refusals() -> None:

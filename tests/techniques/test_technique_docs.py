@@ -53,7 +53,7 @@ def row(case: str, peak: float, loss: float) -> dict[str, Any]:
     return {
         "case": case, "status": "fits", "peak_allocated_gib": peak, "peak_reserved_gib": peak + 0.5,
         "phases": {"forward": peak - 1, "backward": peak}, "tokens_per_s": 12345.6, "losses": [9.0, loss],
-        "versions": {"torch": "2.11", "transformers": "5.17"}, "hardware": {"gpu": {"name": "Some card"}},
+        "versions": {"torch": "2.11", "transformers": "5.17"}, "hardware": {"gpu": {"name": "Some GPU"}},
     }  # fmt: skip
 
 
@@ -71,6 +71,6 @@ def test_evidence_becomes_tables(docs: SimpleNamespace, tmp_path: Path) -> None:
     ladders = docs.ladder_tables(gpu)
     assert "| `defaults` | 40.00 | 40.50 | backward | 12,346 | 2.500 |" in ladders
     assert "does not fit: CUDA out of \\| memory" in ladders and "not yet measured" in ladders
-    assert "Measured on Some card with torch 2.11" in table and "differ" not in table
+    assert "Measured on Some GPU with torch 2.11" in table and "differ" not in table
     (tmp_path / "techniques.json").write_text(json.dumps({"cases": [rows[0], row(one.case.name, 6.5, 3.1)]}))
     assert "loss 3.100 **the losses differ** |" in docs.gpu_table("loss", docs.measured(tmp_path))

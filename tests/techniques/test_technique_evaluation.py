@@ -29,7 +29,7 @@ SAMPLES, BATCH, TOKENS = 10, 4, 16
 
 class Held(TrainerCallback):
     """The bytes that an evaluation holds after each of its batches, read from the loop itself: what is still a tensor
-    (on a card it would be on the card), and what was moved to RAM."""
+    (on a GPU it would be on the GPU), and what was moved to RAM."""
 
     def __init__(self) -> None:
         self.tensors: list[int] = []

@@ -1,4 +1,4 @@
-"""The optimizer in host RAM: torchao's code and Trainer's, with stand-ins for the streams of a card."""
+"""The optimizer in host RAM: torchao's code and Trainer's, with stand-ins for the streams of a GPU."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_every_computed_value_stands_in_the_config_with_its_reason() -> None:
 def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parser(
     card: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """35 models × 6 cards × every preset."""
+    """35 models × 6 GPUs × every preset."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime.zero.config import get_zero_config
 
@@ -133,7 +133,7 @@ def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parse
             result = sized(name, model, machine=big, gpus=gpus, nvme_path="/data")
             config = copy.deepcopy(result.config)
             get_zero_config(copy.deepcopy(config))
-            # The card may be too small for a model of 70 billion parameters: that is what the ledger is for.
+            # The GPU may be too small for a model of 70 billion parameters: that is what the ledger is for.
             release = "0.19.6" if info.deepspeed else "0.19.8"
             arguments = {
                 "bf16": big.gpu.bf16 or name == "zero2-lean",

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver counts and torch's allocator does not. In: a CUDA device. Out: the card's use, by whom."""
+"""What NVIDIA's driver counts and torch's allocator does not. In: a CUDA device. Out: the GPU's use, by whom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 
 _EVERY_S = 0.5
 
-# A card's own reserve, which NVML counts and CUDA does not, is a few hundredths; a slice is a half at most.
+# A GPU's own reserve, which NVML counts and CUDA does not, is a few hundredths; a slice is a half at most.
 _MUCH_MORE = 1.25
 
 
@@ -47,7 +47,7 @@ class NvmlReader(Occasional):
             self._handle = _handle(pynvml, properties)
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
         if memory.total > _MUCH_MORE * properties.total_memory:
-            return {}  # a card of which torch has one slice (MIG): what all slices use says nothing of this one
+            return {}  # a GPU of which torch has one slice (MIG): what all slices use says nothing of this one
         counters = {"device_used_gib": memory.used / GIB}
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         processes = [(process.pid, process.usedGpuMemory) for process in listed]

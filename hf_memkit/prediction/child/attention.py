@@ -1,9 +1,9 @@
-"""`F.scaled_dot_product_attention` as torch chooses its kernel on a card, on a torch that has no card to ask.
+"""`F.scaled_dot_product_attention` as torch chooses its kernel on a GPU, on a torch that has no GPU to ask.
 
 Which kernel runs decides what is kept: flash, memory-efficient and cuDNN attention keep the output and a row of
 numbers per head; the composed one keeps every score. The rules, in torch's order of preference
 (pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend` and the functions that it calls; read
-as it was in 2026, and not checked on a card):
+as it was in 2026, and not checked on a GPU):
 
 | kernel | needs | there |
 |---|---|---|
@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Call", "install_cuda_attention", "kernel_on_card"]
+__all__ = ["Call", "install_cuda_attention", "kernel_on_gpu"]
 
 Attention = Callable[..., torch.Tensor]
 
@@ -31,7 +31,7 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 
 
 def install_cuda_attention(capability: tuple[int, int]) -> None:
-    """Replaces torch's function for tensors on a fake card of this compute capability."""
+    """Replaces torch's function for tensors on a fake GPU of this compute capability."""
     original = F.scaled_dot_product_attention
 
     def attention(
@@ -59,7 +59,7 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
             trained=_trained(query, key, value),
             causal_across=is_causal and query.shape[-2] != key.shape[-2],
         )
-        chosen = kernel_on_card(capability, call)
+        chosen = kernel_on_gpu(capability, call)
         return _KERNELS[chosen](query, key, value, attn_mask, dropout_p, is_causal, scale, fewer_keys)
 
     F.scaled_dot_product_attention = attention
@@ -88,8 +88,8 @@ class Call:
     causal_across: bool = False
 
 
-def kernel_on_card(capability: tuple[int, int], call: Call) -> str:
-    """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a card of this capability."""
+def kernel_on_gpu(capability: tuple[int, int], call: Call) -> str:
+    """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a GPU of this capability."""
     if _cudnn_serves(capability, call):
         return "cudnn"
     if _flash_serves(capability, call):

@@ -79,7 +79,7 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
     _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
 }
 """Operations that have a rule here in the place of torch's: those whose kernel gives something else, and those that
-torch would run on real tensors, on a card too, to learn the shape of their result."""
+torch would run on real tensors, on a GPU too, to learn the shape of their result."""
 
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
 

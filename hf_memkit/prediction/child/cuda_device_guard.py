@@ -1,4 +1,4 @@
-"""Lets autograd accept fake CUDA tensors on a torch that was built without CUDA, or sees no card.
+"""Lets autograd accept fake CUDA tensors on a torch that was built without CUDA, or sees no GPU.
 
 A CPU build has no device guard for CUDA and says that there is no accelerator: the first autograd node aborts the
 process. Both answers come from C++ objects that torch looks up at run time, and that are put in place here through
@@ -36,7 +36,7 @@ _kept: list[Any] = []
 
 
 def install() -> None:
-    """Puts both in place; nothing where torch sees a card.
+    """Puts both in place; nothing where torch sees a GPU.
 
     Raises:
         OSError, AttributeError: this torch has no such symbols.
@@ -61,7 +61,7 @@ def self_test() -> None:
         output = layer(torch.empty(2, 4, device="cuda:0"))
         (output * output).sum().backward()
         if layer.weight.grad is None or layer.weight.grad.device.type != "cuda":
-            raise RuntimeError("no gradient arrived on the fake card")
+            raise RuntimeError("no gradient arrived on the fake GPU")
 
 
 def _install_guard() -> None:

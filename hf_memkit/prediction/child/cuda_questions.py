@@ -112,7 +112,7 @@ class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
 
 
 class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
-    """A generator of the card is one of the host that says otherwise: fake tensors take no numbers from it (torch
+    """A generator of the GPU is one of the host that says otherwise: fake tensors take no numbers from it (torch
     2.13: a build without CUDA aborts the process when one is made)."""
 
     memkit_device: torch.device

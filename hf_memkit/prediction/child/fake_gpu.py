@@ -1,4 +1,4 @@
-"""A machine with one card, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
+"""A machine with one GPU, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
 one CUDA stream, on which all is done at once. Nothing is compiled: not under a tracer, and nothing eager is passed off
 as compiled.
 
@@ -27,14 +27,14 @@ __all__ = [
     "inference_is_no_grad",
     "made_up_values",
     "movable_modules",
-    "one_card",
+    "one_gpu",
     "one_stream",
     "replace_compiler",
 ]
 
 
-def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
-    """Makes `torch.cuda` describe one card of this compute capability, on which nothing can be run."""
+def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
+    """Makes `torch.cuda` describe one GPU of this compute capability, on which nothing can be run."""
     from torch._subclasses import fake_tensor
     from torch.cuda.amp import common
 
@@ -55,7 +55,7 @@ def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake
         "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
         "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
         "memory_stats": lambda *args, **kwargs: {},
-        # Cards before Ampere emulate it (torch 2.13: cuda/__init__.py, `_check_bf16_tensor_supported`).
+        # GPUs before Ampere emulate it (torch 2.13: cuda/__init__.py, `_check_bf16_tensor_supported`).
         "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
         # The state of a generator that is not there: as large as a real one's, and on the host.
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
@@ -69,13 +69,13 @@ def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
-    _kernels_of_a_card()
+    _kernels_of_a_gpu()
     # FakeTensorMode would start CUDA to find its current device.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
     fake_tensor.init_gpu_context = _nothing  # type: ignore[assignment]
 
 
-def _kernels_of_a_card() -> None:
+def _kernels_of_a_gpu() -> None:
     """Gives CUDA's own kernels back to operations that torch takes apart where a backend has none: a build without
     CUDA would compute them in several steps, each with a temporary of the result's size (torch 2.13:
     aten/src/ATen/native/native_functions.yaml, what has a kernel for CUDA and one for CompositeImplicitAutograd)."""
@@ -106,7 +106,7 @@ def made_up_values() -> None:
     if plain is not None:
         FakeTensorMode.__torch_dispatch__ = plain  # type: ignore[method-assign]
 
-    # On a card an optimizer's own choice is the foreach form, with temporaries as large as all parameters, and norms
+    # On a GPU an optimizer's own choice is the foreach form, with temporaries as large as all parameters, and norms
     # of gradients are computed in one operation: for tensors of these classes alone.
     for plain_classes in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         plain_classes.append(FakeTensor)
@@ -129,7 +129,7 @@ def made_up_values() -> None:
 
 
 def movable_modules() -> None:
-    """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that
+    """`Module.to` on fake parameters, or from real ones to a GPU: each stays the object that it was, so that
     optimizers and ties keep it."""
     _library_parameters()
 
@@ -249,7 +249,7 @@ class Event:
 
 
 class Stream(contextlib.nullcontext[None]):
-    """The one stream of the card."""
+    """The one stream of the GPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class _Device(contextlib.nullcontext[None]):
 
 
 def one_stream() -> None:
-    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a card of its own.
+    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a GPU of its own.
 
     A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
     it is. Memory that is page-locked is the host's.

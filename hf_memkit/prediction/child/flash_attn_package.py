@@ -28,13 +28,13 @@ _HUB: Final = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
 
 
 def install_flash_attn(capability: tuple[int, int]) -> None:
-    """Makes `flash_attn` and `flash_attn_interface` (version 3) importable, and transformers find them; on cards that
+    """Makes `flash_attn` and `flash_attn_interface` (version 3) importable, and transformers find them; on GPUs that
     they have no kernels for, asking for them raises what the package would (flash-attn 2.8.3:
     csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
     from transformers import modeling_utils
 
     if capability < (8, 0):
-        modeling_utils.PreTrainedModel._flash_attn_import_error = _refuse_old_card
+        modeling_utils.PreTrainedModel._flash_attn_import_error = _refuse_old_gpu
         return
     from transformers import modeling_flash_attention_utils as utils
 
@@ -127,7 +127,7 @@ def _scale(q: torch.Tensor, asked: float | None) -> float:
     return float(q.shape[-1] ** -0.5 if asked is None else asked)
 
 
-def _refuse_old_card(*args: Any, **kwargs: Any) -> NoReturn:
+def _refuse_old_gpu(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError(_TOO_OLD)
 
 

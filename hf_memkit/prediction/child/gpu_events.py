@@ -1,6 +1,6 @@
-"""Memory that only a card's own libraries take, put into the trace where they would take it.
+"""Memory that only a GPU's own libraries take, put into the trace where they would take it.
 
-The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources; none is calibrated on a card yet.
+The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources; none is calibrated on a GPU yet.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _PRODUCTS: Final = frozenset(
 """Operations that call cuBLAS."""
 
 
-def _on_card(tensor: torch.Tensor) -> bool:
+def _on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
 def _flash(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     query, key = args[1], args[2]
-    if not _on_card(query):
+    if not _on_gpu(query):
         return 0
     return flash_backward_bytes(tuple(query.shape), tuple(key.shape), query.element_size())
 
 
 def _flash_varlen(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     query, key, sequences = args[1], args[2], args[6]
-    if not _on_card(query) or sequences is None:
+    if not _on_gpu(query) or sequences is None:
         return 0
     shapes = tuple(query.shape), tuple(key.shape)
     return flash_varlen_backward_bytes(*shapes, sequences.shape[0] - 1, query.element_size())
 
 
 def _efficient(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    if not _on_card(args[1]):
+    if not _on_gpu(args[1]):
         return 0
     query, key, value = (tuple(each.shape) for each in args[1:4])
     return efficient_backward_bytes(query, key, value, args[1].element_size())
@@ -61,7 +61,7 @@ def _efficient(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 
 def _four_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     inputs, shape = args[0], args[2]
-    if not _on_card(inputs):
+    if not _on_gpu(inputs):
         return 0
     rows = inputs.numel() // inputs.shape[-1]
     nested = kwargs.get("absmax_8bit") is not None
@@ -70,11 +70,11 @@ def _four_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 
 def _eight_bit_inputs(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     threshold = args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
-    return eight_bit_inputs_bytes(args[0].numel(), threshold=threshold) if _on_card(args[0]) else 0
+    return eight_bit_inputs_bytes(args[0].numel(), threshold=threshold) if _on_gpu(args[0]) else 0
 
 
 def _eight_bit_product(codes: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> int:
-    if not _on_card(codes):
+    if not _on_gpu(codes):
         return 0
     elements = codes.numel() // codes.shape[-1] * weight.shape[0]
     return eight_bit_product_bytes(elements, fp16=dtype is torch.float16)
@@ -89,7 +89,7 @@ def _eight_bits_and_outliers(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 
 
 def _norms(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    return foreach_norm_bytes([each.numel() for each in args[0]]) if _on_card(args[0][0]) else 0
+    return foreach_norm_bytes([each.numel() for each in args[0]]) if _on_gpu(args[0][0]) else 0
 
 
 _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
@@ -106,7 +106,7 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
 
 
 class GpuEvents:
-    """Workspaces and scratch memory of one training on one card.
+    """Workspaces and scratch memory of one training on one GPU.
 
     `keep(bytes, category, name)` puts what stays into the trace.
     """
@@ -125,7 +125,7 @@ class GpuEvents:
             name = func._schema.name
             known = self._known[id(func)] = name in _PRODUCTS, _SCRATCH.get(name)
         product, taken = known
-        if product and _on_card(args[0]):
+        if product and _on_gpu(args[0]):
             self._workspace()
         return taken(args, kwargs) if taken is not None else 0
 

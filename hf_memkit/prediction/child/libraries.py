@@ -9,7 +9,7 @@ Each is installed before the case, in the child process only, and where the setu
 | bitsandbytes, 8 bits | a few columns of its inputs are outliers |
 | bitsandbytes and torchao, quantised weights | `quantised.py`, for setups `models.py` |
 | torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
-| APOLLO | its random projection without a generator of the card's own |
+| APOLLO | its random projection without a generator of the GPU's own |
 | `torch.tensor` of tensors | each is asked for its number, where torch knows it |
 | CUDA streams | one stream (`fake_gpu.py`) |
 """
@@ -69,12 +69,12 @@ def traceable(setup: Setup) -> Setup:
     return setup
 
 
-def install_library_rules(setup: Setup, *, on_card: bool) -> None:
+def install_library_rules(setup: Setup, *, on_gpu: bool) -> None:
     """Installs the rules of the libraries that the setup uses.
 
     Args:
         setup: as the user has it, before `traceable`.
-        on_card: whether the tensors are on a (fake) card.
+        on_gpu: whether the tensors are on a (fake) GPU.
 
     Raises:
         Unmodelled: a library of the setup is not installed, so that it cannot be traced.
@@ -82,7 +82,7 @@ def install_library_rules(setup: Setup, *, on_card: bool) -> None:
     replace_compiler()
     _constants_can_be_copied()
     _tensors_become_numbers()
-    if on_card:
+    if on_gpu:
         one_stream()
         _tf32_is_available()
     optimizer = optimizer_of(setup)
@@ -97,17 +97,17 @@ def install_library_rules(setup: Setup, *, on_card: bool) -> None:
         _wide_states()
     if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
         raise Unmodelled("use_liger_kernel: the trace needs liger-kernel and triton; run: pip install liger-kernel")
-    if on_card and _installed("triton", "liger_kernel"):
+    if on_gpu and _installed("triton", "liger_kernel"):
         _kernels_are_not_launched()
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         _rows_are_packed(with_masks=not _with_flash_package(setup))
 
 
-def before_a_script(*, on_card: bool) -> None:
+def before_a_script(*, on_gpu: bool) -> None:
     """The rules that a script needs before it says what it trains."""
     replace_compiler()
     _constants_can_be_copied()
-    if on_card:
+    if on_gpu:
         _tf32_is_available()
 
 
@@ -177,7 +177,7 @@ def _installed(*names: str) -> bool:
 
 
 def _tf32_is_available() -> None:
-    """The fake card was made for it; transformers asks torch for its CUDA version besides."""
+    """The fake GPU was made for it; transformers asks torch for its CUDA version besides."""
     from transformers import training_args
 
     training_args.is_torch_tf32_available = lambda: torch.cuda.get_device_capability() >= (8, 0)
@@ -188,7 +188,7 @@ def _kernels_are_not_launched() -> None:
     (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`).
 
     Liger's backward of the loss compares its gradient with 1 first (liger_kernel 0.8.5:
-    ops/fused_linear_cross_entropy.py), a number that autograd's own thread cannot make on a fake card at once.
+    ops/fused_linear_cross_entropy.py), a number that autograd's own thread cannot make on a fake GPU at once.
     """
     from triton.runtime import autotuner, jit
 
@@ -259,7 +259,7 @@ def outliers_are_few() -> None:
 
 
 def _apollo() -> None:
-    """A generator on a card that is not there waits for ever (apollo_torch 1.0.3: random_projector.py)."""
+    """A generator on a GPU that is not there waits for ever (apollo_torch 1.0.3: random_projector.py)."""
     from apollo_torch import random_projector
 
     def stable_randn(shape: Any, seed: int, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:

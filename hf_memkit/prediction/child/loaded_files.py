@@ -12,17 +12,17 @@ from torch.utils._pytree import tree_map
 
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 
-__all__ = ["files_load_to_card"]
+__all__ = ["files_load_to_gpu"]
 
 
-def files_load_to_card() -> None:
+def files_load_to_gpu() -> None:
     """Replaces `torch.load` and safetensors' reader in this process."""
     _torch_files()
     _safetensors()
 
 
 def _torch_files() -> None:
-    """A storage has no memory on the card (torch 2.13: serialization.py, `_get_restore_location`)."""
+    """A storage has no memory on the GPU (torch 2.13: serialization.py, `_get_restore_location`)."""
     original = torch.load
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def _place_of(map_location: Any) -> Callable[[Any, str], Any]:
 
 
 def _safetensors() -> None:
-    """It would copy to the card by itself (safetensors 0.8: `safe_open`, which `load_file` calls)."""
+    """It would copy to the GPU by itself (safetensors 0.8: `safe_open`, which `load_file` calls)."""
     import safetensors
     import safetensors.torch
 

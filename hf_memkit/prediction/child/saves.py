@@ -115,7 +115,7 @@ def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]
     torch.save = save  # type: ignore[assignment]
     torch.load = load_saved  # type: ignore[assignment]
     replace_everywhere(load_file, load_saved_file, ("safetensors", "transformers", "accelerate", "peft"))
-    Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
+    Trainer._save_rng_state = lambda self, folder: None  # asks the GPU's generator
     _replace("safe_save_file", save_file)
     storages_have_numbers()
 

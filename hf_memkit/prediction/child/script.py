@@ -35,7 +35,7 @@ from hf_memkit.prediction.child.fake_gpu import (
     inference_is_no_grad,
     made_up_values,
     movable_modules,
-    one_card,
+    one_gpu,
     one_stream,
 )
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
@@ -49,7 +49,7 @@ from hf_memkit.prediction.child.libraries import (
     install_library_rules,
     shapes_from_values_are_unmodelled,
 )
-from hf_memkit.prediction.child.loaded_files import files_load_to_card
+from hf_memkit.prediction.child.loaded_files import files_load_to_gpu
 from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
@@ -160,19 +160,19 @@ def _enter_its_world(request: ScriptRequest) -> None:
 
 
 def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
-    """A card, models as shapes, no engine, and the other ranks."""
-    on_card = request.device == "cuda"
-    if on_card:
-        one_card(request.capability, request.capacity_bytes, request.gpu_name)
+    """A GPU, models as shapes, no engine, and the other ranks."""
+    on_gpu = request.device == "cuda"
+    if on_gpu:
+        one_gpu(request.capability, request.capacity_bytes, request.gpu_name)
         install_cuda_attention(request.capability)
         install_flash_attn(request.capability)
         one_stream()
         answer_scripts(boundary.tracer, request.capacity_bytes)
-        files_load_to_card()
+        files_load_to_gpu()
     learn_counts(in_a_fork=request.forks is not None)
     movable_modules()
     inference_is_no_grad()
-    before_a_script(on_card=on_card)
+    before_a_script(on_gpu=on_gpu)
     note_parsers()
     answer_trl()
     without_engines()
@@ -244,7 +244,7 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         made_up_values()
         answers_are_longest()
         write_nothing(boundary.all_fake)
-        install_library_rules(_setup_of(trainer), on_card=tracer.device_type == "cuda")
+        install_library_rules(_setup_of(trainer), on_gpu=tracer.device_type == "cuda")
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 

@@ -1,6 +1,6 @@
-"""TRL's SFTTrainer in a traced training: rows of tokens with labels, a tokenizer, and its fused head on a card.
+"""TRL's SFTTrainer in a traced training: rows of tokens with labels, a tokenizer, and its fused head on a GPU.
 
-It asks for a `datasets.Dataset` and a tokenizer, and pads or flattens rows itself. On a card its head runs Triton
+It asks for a `datasets.Dataset` and a tokenizer, and pads or flattens rows itself. On a GPU its head runs Triton
 kernels, which keep and make nothing that the Python around them does not allocate; where Triton is not installed, TRL
 would take another path, whose tiles are larger. Every token has a label here: how many of a user's have none, which
 the head leaves out, is not known.
@@ -54,7 +54,7 @@ def tokenizer() -> Any:
 
 
 def install_fused_head() -> None:
-    """The head takes the path of a card with Triton, and launches no kernel (trl 1.16.0: kernels/chunked_logprob.py).
+    """The head takes the path of a GPU with Triton, and launches no kernel (trl 1.16.0: kernels/chunked_logprob.py).
 
     Raises:
         Unmodelled: this TRL has another head.
@@ -71,7 +71,7 @@ def install_fused_head() -> None:
             f"trl {trl.__version__}: memkit traces the SFTTrainer of trl 1.16 and later; run: pip install 'trl>=1.16'"
         )
 
-    def on_card(device: Any) -> bool:
+    def on_gpu(device: Any) -> bool:
         return bool(device.type == "cuda")
 
     class Kernel:
@@ -82,7 +82,7 @@ def install_fused_head() -> None:
             return lambda *arguments, **options: launched(self.name, arguments)
 
     for module in (kernels, head):
-        module._use_triton = on_card
+        module._use_triton = on_gpu
     for name in ("_forward_kernel", "_backward_kernel"):
         setattr(kernels, name, Kernel(name))
     kernels.triton = SimpleNamespace(cdiv=lambda size, block: -(-size // block))

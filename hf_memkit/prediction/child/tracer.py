@@ -56,7 +56,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         device_type: which storages count, such as `"cuda"`.
-        capability: of the card whose own libraries' memory is traced too; None: of none.
+        capability: of the GPU whose own libraries' memory is traced too; None: of none.
         work: whether what is computed is recorded too.
 
     Attributes:

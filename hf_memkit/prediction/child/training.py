@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
+from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_gpu
 from hf_memkit.prediction.child.generation import answers_are_longest, arguments_class, generates, generation_config
 from hf_memkit.prediction.child.inputs import Behind, Rows, example, pads, shortened
 from hf_memkit.prediction.child.kernel_rules import learn_counts
@@ -64,13 +64,13 @@ def trace_training(request: TraceRequest) -> Trace:
     """
     setup = request.setup
     if request.device == "cuda":
-        pretend_card(request)
+        pretend_gpu(request)
     if request.device != "real cpu":
         movable_modules()
         made_up_values()
         learn_counts()
         write_nothing()
-        install_library_rules(setup, on_card=request.device == "cuda")
+        install_library_rules(setup, on_gpu=request.device == "cuda")
         if is_sft(setup) and request.device == "cuda":
             install_fused_head()
         setup = traceable(setup)
@@ -127,13 +127,13 @@ def rows_for(request: TraceRequest, setup: Setup, model: Any) -> Callable[[int, 
     return lambda batch_size, count: Rows(row, count, shorter, batch_size)
 
 
-def pretend_card(request: TraceRequest) -> None:
-    """Replaces what asks for a card; nothing where torch has one."""
+def pretend_gpu(request: TraceRequest) -> None:
+    """Replaces what asks for a GPU; nothing where torch has one."""
     if torch.cuda.is_available():
         return
     from hf_memkit.prediction.child.attention import install_cuda_attention
 
-    one_card(request.capability, request.capacity_bytes)
+    one_gpu(request.capability, request.capacity_bytes)
     install_cuda_attention(request.capability)
 
 

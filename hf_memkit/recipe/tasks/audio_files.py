@@ -62,7 +62,7 @@ def text_columns(columns: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def list_audio(path: Path, columns: Mapping[str, str]) -> AudioFiles:
-    """The sound files that `path` stands for, each with its transcript; none of them is opened.
+    """The sound files at `path`, each with its transcript; none of them is opened.
 
     Raises:
         DataError: none, or they are not laid out in one of the forms; tells all of it at once.

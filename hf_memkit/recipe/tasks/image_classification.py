@@ -44,13 +44,13 @@ class _ImageClassification(Task):
     script_reads: ClassVar[tuple[str, ...]] = ("smallest_crop",)
     made_up_by: ClassVar[str] = "made_up_images"
 
-    def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
+    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
         """Patches and the class token: the config decides.
 
         Raises:
             InputError: another length was asked for.
         """
-        found = _patches(model.config) or usual
+        found = _patches(model.config) or default
         if asked is not None and asked != found:
             raise InputError(
                 f"--sequence-length {asked}: {model.name} makes {found} tokens of each image (its patches and a class "

@@ -63,7 +63,7 @@ class ImageFiles:
 
 
 def list_images(path: Path, columns: Mapping[str, str]) -> ImageFiles:
-    """The images that `path` stands for; none of them is opened.
+    """The images at `path`; none of them is opened.
 
     Raises:
         DataError: none, or they are not laid out in one of the forms; tells all of it at once.

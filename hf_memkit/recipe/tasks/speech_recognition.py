@@ -42,7 +42,7 @@ class _SpeechRecognition(Task):
     script_reads: ClassVar[tuple[str, ...]] = ("language",)
     made_up_by: ClassVar[str] = "made_up_speech"
 
-    def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
+    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
         """The most tokens of a transcript; what the encoder hears has always the same length.
 
         Raises:
@@ -54,17 +54,17 @@ class _SpeechRecognition(Task):
                 f"--sequence-length {asked}: {model.name} writes transcripts of at most {most} tokens; give {most} or "
                 f"less"
             )
-        return min(asked or usual, most or usual)
+        return min(asked or default, most or default)
 
     def data_settings(self, data: Any) -> Settings:
-        return {"language": (data.language, "spoken in the default data set; a multilingual model needs it")}
+        return {"language": (data.language, "the language of the default data set; a multilingual model needs it")}
 
     def arguments(self, data: Any) -> Settings:
         return {
             **loader_arguments("read sound and compute its spectrograms"),
             "label_names": (["labels"], "what the collator calls them"),
             "prediction_loss_only": (False, "an evaluation also counts wrong words"),
-            "predict_with_generate": (True, "in texts that the model generates; no logits are kept"),
+            "predict_with_generate": (True, "on texts that the model generates; no logits are kept"),
             "generation_num_beams": (1, "each further beam holds its own keys and values"),
             "batch_eval_metrics": (True, "counted batch by batch"),
         }

@@ -68,7 +68,7 @@ class Task(ABC):
         further_arguments: name → type of what `--set` takes of its arguments beyond TrainingArguments.
         packages: what must be installed for it beyond the core dependencies.
         model_parts: part (`hf_memkit/components`) → (its options, reason) that models of this task need.
-        columns: role → the column's usual name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
+        columns: role → the column's default name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
         local_form: one line: what a `--data` value may be.
         example: one line of such data.
         script: the module of `hf_memkit/recipe/export/scripts` that an export copies.
@@ -98,21 +98,21 @@ class Task(ABC):
         """Further settings of the section `data`."""
         return {}
 
-    def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
+    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
         """The length of an example in tokens.
 
         Args:
             asked: what the user asked for (`--sequence-length`), if anything.
-            usual: the recipe's.
+            default: the recipe's.
             model: the model in question.
 
         Raises:
             InputError: no such length can be had.
         """
-        return asked or usual
+        return asked or default
 
     def arguments(self, data: Data) -> Settings:
-        """Fields of the arguments that this task wants otherwise than a recipe's usual ones."""
+        """Fields of the arguments whose defaults in this task differ from a recipe's."""
         return {}
 
     def settled(self, setup: Setup) -> Setup:
@@ -142,7 +142,7 @@ class Task(ABC):
 
     def padded(self, setup: Setup) -> tuple[str, ...]:
         """Columns of the examples that are padded to the longest row of a micro-batch: `input_ids`, and `labels` where
-        these have lengths of their own. None where all batches have one size."""
+        these have their own lengths. None where all batches have one size."""
         return ()
 
     def run_arguments(self, setup: Setup) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Task(ABC):
         return None
 
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
-        """Role → the name that its column has among those of a local table: as the recipe names it, or as usual."""
+        """Role → the name that its column has among those of a local table: as the recipe names it, or the default."""
         return {role: name if name in there else self.columns.get(role, name) for role, name in columns.items()}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
@@ -182,5 +182,5 @@ class Task(ABC):
         return {}, ()
 
     def examples(self) -> Iterable[Mapping[str, Any]]:
-        """Rows with the usual columns that stand in for the data of an exported script where no hub can be reached."""
+        """Rows with the default columns: the data of an exported script where no hub can be reached."""
         return ()

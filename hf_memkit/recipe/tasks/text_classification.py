@@ -1,6 +1,6 @@
 """Texts with a class each, or pairs of texts: sentiment, topic, entailment. For any model with a classifying head.
 
-The classes are those that stand in the data, in the order of their numbers if they are numbers, otherwise of the
+The classes are those in the data, in the order of their numbers if they are numbers, otherwise of the
 alphabet. Of each class the last examples are held out, in the share that the recipe gives, so that data that is sorted
 by class is measured on all of them.
 """
@@ -136,12 +136,12 @@ class _TextClassification(Task):
 
     def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
         """`majority_accuracy`: of whoever always says the class that is most frequent in training."""
-        usual = Counter(examples.train["labels"]).most_common(1)[0][0]
+        majority = Counter(examples.train["labels"]).most_common(1)[0][0]
         there = evaluated["labels"][:]
-        return {"labels": examples.facts["labels"], "majority_accuracy": there.count(usual) / len(there)}
+        return {"labels": examples.facts["labels"], "majority_accuracy": there.count(majority) / len(there)}
 
     def framing(self, setup: Setup) -> Framing:
-        """BERT's special tokens; the second text of a pair is told from the first where the model can tell."""
+        """BERT's special tokens; the second text of a pair is marked where the model can tell the two apart."""
         kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
         second = ":1" if kinds > 1 else ""
         return Framing(_TOKENS, single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B{second} [SEP]{second}")
@@ -243,7 +243,7 @@ def label_name(value: Any, column: str, where: str, example: str) -> str:
 
 class OneKind:
     """Sees to it that the labels of one table are all numbers or all names: `1` beside `"positive"` is a second way of
-    writing, and would be a class of its own. Text that is a number goes with both: in CSV all is text."""
+    writing, and would be a separate class. Text that is a number goes with both: in CSV all is text."""
 
     def __init__(self, example: str) -> None:
         self._example, self._first = example, ("", "", "")

@@ -1,4 +1,4 @@
-"""Pairs of texts, a source and what is to be written for it: translation, summaries, answers. For encoder-decoders.
+"""Pairs of texts, a source and its target: translation, summaries, answers. For encoder-decoders.
 
 A row's source (after the recipe's prefix) and target become tokens, each cut to its own length and padded by the
 collator to the longest of a batch. An evaluation measures the loss, generates a text for each source, and compares it
