@@ -166,8 +166,9 @@ def leave_no_folder() -> None:
         made = _BEFORE_FORKS.pop(output_dir, None) or _missing_folders(output_dir)
         original(self, *args, **kwargs)
         for each in made:
-            with contextlib.suppress(OSError):  # something is in it, or a process beside this one was faster
-                each.rmdir()
+            with contextlib.suppress(OSError):  # a process beside this one was faster
+                if each.is_dir() and not any(each.iterdir()):
+                    each.rmdir()
 
     Trainer.__init__ = init
     Trainer.init_hf_repo = lambda self, *args, **kwargs: None
