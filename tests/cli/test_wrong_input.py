@@ -19,7 +19,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "predict": ("--model", "memkit predict --model gpt2-xl"),
     "predict gpt2": ("with --model", "memkit predict --help"),
     "predict train.py": ("train.py: no such file", "memkit predict --help"),
-    "predict .": (".: is a folder",),
+    "predict .": (".: a folder",),
     "predict notes.yaml": ("--args notes.yaml",),
     "predict -m no_such.module": ("-m no_such.module: no module 'no_such'",),
     "predict -m": ("-m: no module",),

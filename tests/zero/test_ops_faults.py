@@ -40,7 +40,7 @@ def test_no_compiler(operators: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_no_header_of_libaio(operators: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ops.missing_tools(("async_io",), cpu=True) == [], "this test needs libaio-dev, to hide it"
     compiler(tmp_path, monkeypatch, 'exec g++ -nostdinc "$@"')
-    with pytest.raises(MissingPackageError, match=r"missing libaio-dev; run: sudo apt-get install libaio-dev"):
+    with pytest.raises(MissingPackageError, match=r"missing: libaio-dev; run: sudo apt-get install libaio-dev"):
         ops.build(("pin_memory", "async_io"), pytest.fail, cpu=True)
     assert not (operators / "pin_memory").exists(), "it began to build what it cannot finish"
 
