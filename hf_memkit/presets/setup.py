@@ -136,7 +136,7 @@ class PresetSetup(Setup):
             if refused := [str(problem) for problem in mistakes if problem.refuses]:
                 raise SettingError("\n".join(refused))
         for each in replaced:
-            print(f"Yours wins: {each}")
+            print(f"Override: {each}")
         return PresetSetup.of(replace(setup, replaced=(*self.replaced, *replaced))), mine
 
     def load_model(self, *, random_weights: bool = False, say: Callable[[str], None] = print) -> Any:
