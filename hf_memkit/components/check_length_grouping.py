@@ -31,14 +31,14 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
         sampler = _sampler(train_dataloader)
         if not isinstance(sampler, LengthGroupedSampler):
             raise RuntimeError(
-                "samples are not grouped by length: the training dataset has no len() (an IterableDataset). Group "
-                "it where you create it, or leave out length-grouped"
+                "samples are not grouped by length: the training dataset has no length of its own (an IterableDataset "
+                "comes in its own order); group it where it is made, or leave out length-grouped"
             )
         lengths = set(sampler.lengths)
         if len(lengths) == 1:
             raise RuntimeError(
-                f"grouping by length does nothing: every sample has {lengths.pop()} tokens, padded or packed before. "
-                "Leave out length-grouped, or do not pad when tokenizing"
+                f"grouping by length does nothing: every sample has {lengths.pop()} tokens (padded or packed "
+                "before); leave out length-grouped, or do not pad when tokenizing"
             )
 
 

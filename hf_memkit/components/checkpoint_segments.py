@@ -36,11 +36,11 @@ def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
         ValueError: `segment_layers` is below 1, or the model has no stack of layers that transformers can checkpoint.
     """
     if segment_layers < 1:
-        raise ValueError(f"segment_layers={segment_layers}: must be at least 1")
+        raise ValueError(f"segment_layers must be at least 1, not {segment_layers}")
     stacks = [_Stack(owner, list(layers), segment_layers) for owner, layers in _stacks_of(model)]
     if not stacks:
         raise ValueError(
-            f"{type(model).__name__} has no list of GradientCheckpointingLayer modules. Omit segment-checkpointing"
+            f"{type(model).__name__} has no list of GradientCheckpointingLayer modules; segments need one"
         )
 
     # The flag of the modules around the layers: with it a model makes no cache in training. The layers' own stays off,
@@ -75,8 +75,8 @@ def _no_replicas() -> Any:
     Copies share their hooks, and run at the same time: one would close the segment that another one has open.
     """
     raise RuntimeError(
-        "segments do not work under nn.DataParallel, in which Trainer wraps a model if one process sees several GPUs. "
-        "Start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES=0"
+        "segments cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees several "
+        "GPUs; start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
     )
 
 
@@ -137,8 +137,8 @@ class _Stack:
             elif self._open is None or not _same(call.hidden, self._previous):
                 self._abandon()
                 raise RuntimeError(
-                    f"{type(layer).__name__} {index} does not get the output of the layer before it: the model "
-                    "changes hidden states in between. Set segment_layers=1"
+                    f"{type(layer).__name__} {index} does not get what the layer before it gave; segments of several "
+                    "layers need a model that passes hidden states on unchanged. Take segments of 1 layer"
                 )
             self._calls.append(call.without_hidden())
             return args, kwargs
@@ -205,7 +205,7 @@ class _Call:
         self._layer, self._args, self._kwargs = layer, args, kwargs
         found = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(found, Tensor):
-            raise RuntimeError(f"{type(layer).__name__} is called without hidden states. Omit segment-checkpointing")
+            raise RuntimeError(f"{type(layer).__name__} is called without hidden states; segments cannot follow it")
         self.hidden: Tensor = found
 
     def without_hidden(self) -> _Call:
@@ -226,9 +226,7 @@ class _Call:
 def _hidden_of(output: Any) -> Tensor:
     hidden = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(hidden, Tensor):
-        raise RuntimeError(
-            f"a layer returned {type(output).__name__}, neither a tensor nor a tuple. Omit segment-checkpointing"
-        )
+        raise RuntimeError(f"a layer gave {type(output).__name__}; segments can follow tensors and tuples only")
     return hidden
 
 

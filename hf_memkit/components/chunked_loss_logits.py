@@ -85,8 +85,8 @@ class NotedLogits:
 
     def _refusal(self, doing: str) -> ValueError:
         return ValueError(
-            f"chunked_loss: {self.chunked.name} changes its logits in a way that chunks cannot repeat ({doing}). Omit "
-            f"chunked_loss"
+            f"chunked_loss cannot be used: {self.chunked.name} does with its logits what chunks cannot repeat "
+            f"({doing})"
         )
 
 

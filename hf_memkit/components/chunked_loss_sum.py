@@ -126,7 +126,7 @@ class ChunkedSum:
             if not reason:
                 return "torch"
         if self.engine != "auto":
-            raise ValueError(f"chunked_loss: engine={self.engine!r} does not work: {reason}. Write engine='auto'")
+            raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
         return "loop"
 
     def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
@@ -140,18 +140,18 @@ class ChunkedSum:
         if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
             return "the output embedding has hooks"
         if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
-            return "this process holds only a part of the output embedding's weight"
+            return "the weight of the output embedding is not whole"
         return ""
 
     def _not_torch(self, hidden: Tensor) -> str:
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
             return "this torch has no linear_cross_entropy"
         if self.smoothing:
-            return "torch's form computes all logits for label smoothing"
+            return "torch's form has no label smoothing: it makes all logits then"
         if hidden.dtype != torch.float32 or self.head.weight.dtype != torch.float32:
             return "torch's form returns a 16-bit loss"
         if torch.is_autocast_enabled(hidden.device.type):
-            return "torch's form ignores autocast"
+            return "torch's form takes no part in autocast"
         return ""
 
 

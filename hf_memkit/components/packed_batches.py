@@ -43,16 +43,16 @@ def trainer_options(
     attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
     flash = "flash" in attention  # also `kernels-community/flash-attn2`
     if getattr(arguments, "use_cache", False):
-        raise ValueError("use_cache=True: with a cache the model reads a row as one text. Set use_cache=False")
+        raise ValueError("use_cache=True: with a cache the model takes a row for one text; set it to False")
     longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if length is not None:
         if not isinstance(length, int) or isinstance(length, bool) or length < 2:
             raise ValueError(f"length={length!r}: must be a whole number of at least 2 tokens")
         if longest is not None and length > longest:
-            raise ValueError(f"length={length}: the model has {longest} positions. Give {longest} or less")
+            raise ValueError(f"length={length}: the model has {longest} positions")
         if flash:
             raise ValueError(
-                f"{attention} separates samples only in a batch of one row. Use padding-free instead of packing"
+                f"{attention} keeps sequences apart in a batch of one row only; use padding-free in place of packing"
             )
     callbacks: list[Any] = []
     if flash:
@@ -101,13 +101,11 @@ def _refuse_leaks(model: nn.Module, autocast: torch.dtype | None = None) -> None
         found = leaks(model, autocast)
     except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RuntimeError(
-            f"{name} fails with several samples in a row: {said}. Pad instead (technique pad-to-multiple)"
-        ) from error
+        raise RuntimeError(f"{name} cannot be tried with several sequences in a row: {said}") from error
     if found:
         raise RuntimeError(
-            f"in {name} samples that share a row see each other: it does not build its mask from position IDs. Pad "
-            f"instead (technique pad-to-multiple)"
+            f"in {name} sequences that share a row see each other, because it does not build its mask from position "
+            f"ids; pad instead (technique pad-to-multiple)"
         )
 
 
@@ -175,9 +173,7 @@ class PackedRows:
         for text in texts:
             size = len(text["input_ids"])
             if size > self.length:
-                raise ValueError(
-                    f"a sample has {size} tokens, and a row holds {self.length}. Truncate it, or set length={size}"
-                )
+                raise ValueError(f"a sample has {size} tokens, and a row {self.length}; cut it, or make rows longer")
             place = next((number for number, free in enumerate(left) if free >= size), None)
             if place is None:
                 rows.append([text])
@@ -215,7 +211,7 @@ def _text_of(sample: Mapping[str, Any]) -> dict[str, list[int]]:
     labels = ids if given is None else torch.as_tensor(given)
     if labels.shape != ids.shape:
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} for {len(ids)} tokens: packing needs one label a token"
+            f"labels of shape {tuple(labels.shape)} for {len(ids)} tokens: only a label a token can share a row"
         )
     mask = sample.get("attention_mask")
     kept = torch.ones(len(ids), dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()

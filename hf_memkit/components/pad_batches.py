@@ -131,9 +131,7 @@ class PadBatches:
         row.setdefault("attention_mask", torch.ones(count, dtype=torch.int64))
         for name, value in row.items():
             if value.dim() > 1 or (value.dim() == 1 and name not in self._second and len(value) != count):
-                raise ValueError(
-                    f"{name} has shape {tuple(value.shape)}, and input_ids has {count} tokens. Give one value a token"
-                )
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, and input_ids has {count} tokens")
         text = row["attention_mask"].nonzero().flatten()
         if len(text) and len(text) < count:  # padded before: on either side, never inside of the text
             span = slice(int(text[0]), int(text[-1]) + 1)

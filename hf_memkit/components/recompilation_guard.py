@@ -72,15 +72,16 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
         self.graphs = counters["stats"]["unique_graphs"] - self._before
         if self._steps == 1 and self._before + self.graphs == 0:
             raise RuntimeError(
-                "torch_compile compiled nothing in the first step. Unset TORCHDYNAMO_DISABLE and "
-                "TORCH_COMPILE_DISABLE, set torch_compile_backend to inductor, and remove any wrapper of the model"
+                "torch.compile is asked for, and nothing was compiled in the first step: the backend is 'no', "
+                "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set, or a wrapper calls the model around it"
             )
         if _given_up() > self._given_up_before:
             limit = torch._dynamo.config.recompile_limit
             raise RuntimeError(
                 f"torch compiled one function {limit} times (torch._dynamo.config.recompile_limit) and runs it "
                 f"uncompiled from now on; {self.graphs} graphs after {self._steps} steps. Give it fewer shapes: pad "
-                "to a larger multiple (technique pad-to-multiple, pad_multiple=128). TORCH_LOGS=recompiles shows why"
+                "to a larger multiple (technique pad-to-multiple, pad_multiple=128), or find the reason with "
+                "TORCH_LOGS=recompiles"
             )
         if self._at_settling is None and self._steps >= self._settled_after:
             self._at_settling = self.graphs
@@ -88,8 +89,8 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
             self._warned = True
             logging.get_logger("transformers.memkit").warning(
                 f"torch.compile made {self.graphs - self._at_settling} more graphs after step {self._settled_after}; "
-                "each costs the time of a first step, and memory. Give it fewer shapes: pad to a larger multiple "
-                "(pad_multiple=128). TORCH_LOGS=recompiles shows why"
+                "each takes as long as a first step, and memory. TORCH_LOGS=recompiles says why; a larger multiple to "
+                "pad to gives fewer shapes"
             )
 
 

@@ -89,7 +89,7 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
 
 def _unreadable(error: RuntimeError) -> SoundError:
     why = getattr(error, "error_string", str(error)).rstrip(".")  # str() of soundfile's names the buffer it read from
-    return SoundError(f"not a sound file that soundfile can read ({why}); save it as WAV or FLAC, or remove it")
+    return SoundError(f"not a sound file that soundfile can read ({why}); save it anew as WAV or FLAC, or take it out")
 
 
 def _decode(content: bytes) -> tuple[Samples, int]:

@@ -35,9 +35,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     With `torch_compile` it says that nothing was verified: hooks do not see what compiled code computes again.
     """
     if getattr(arguments, "torch_compile", False):
-        logging.get_logger(__name__).warning(
-            "activation checkpointing is not verified: hooks do not see compiled layers"
-        )
+        logging.get_logger(__name__).warning("Activation checkpointing is not verified: compiled layers are not seen")
         return {}
     return {"callbacks": [VerifyCheckpointing(every)]}
 
@@ -108,21 +106,21 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
         self.layers, self.recomputed = len(self._ran), len(self._ran & self._again)
         if not self._ran:
             raise RuntimeError(
-                f"nothing is checkpointed: no layer of {type(model).__name__} that ran supports activation "
-                "checkpointing. Omit it"
+                f"activation checkpointing is asked for, and {type(model).__name__} ran no layer that could be "
+                "checkpointed"
             )
         if missing := len(expected - self._again):
             raise RuntimeError(
-                f"activation checkpointing did not recompute {missing} of {len(expected)} layers in the first step: "
-                f"{self._why(model)}"
+                f"activation checkpointing is asked for, and {missing} of {len(expected)} layers that should have "
+                f"been computed again in the first step were not: {self._why(model)}"
             )
 
     def _why(self, model: nn.Module) -> str:
         if not model.training or any(not layer.training for layer in _layers(model)):
-            return "the model is in evaluation mode, in which transformers checkpoints nothing. Call model.train()"
+            return "the model is in evaluation mode, where transformers checkpoints nothing; call model.train()"
         if not self._flagged:
-            return "it is off in every layer. A wrapper of the model dropped it, or it was set too late"
-        return "it is off in those layers, or their class ignores it"
+            return "no layer has the switch on; a wrapper of the model swallowed it, or the argument was set too late"
+        return "those layers have the switch off, or their class does not do what the switch says"
 
     def _remove(self) -> None:
         while self._handles:

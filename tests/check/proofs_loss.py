@@ -236,7 +236,7 @@ def chunked_loss_needs_causal_model() -> None:
         chunked_loss.install(t5)
         t5(input_ids=ids, labels=ids)
 
-    refused("changes its logits in a way that chunks cannot repeat", first_step)
+    refused("does with its logits what chunks cannot repeat", first_step)
 
 
 @proof("one-chunk-only", fails="silent")

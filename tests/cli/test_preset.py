@@ -197,7 +197,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "lora", "--set", "rnk=4"), "values of this preset: "),
         (("show", "lora", "--gpu", "T44"), "unknown GPU 'T44'"),
         (("show", "lora", "--model", "no/such-model"), "no/such-model"),
-        (("show", "lora", "--ram", "64GB"), "--ram needs --model"),
+        (("show", "lora", "--ram", "64GB"), "--ram: nothing can be computed without --model"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
         (("show", "infinity", "--nvme-path", " "), "--nvme-path: empty; give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor its parent"),

@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PREDICT} --gpu A100": ("'A100 40GB' or 'A100 80GB'",),
     f"{PREDICT} --gpu 16": ("16GB?",),
     f"{PREDICT} --gpu-memory 16": ("16GB?",),
-    f"{PREDICT} --ram 32": ("RAM", "32GB?"),
+    f"{PREDICT} --ram 32": ("--ram: '32' has no unit", "32GB?"),
     f"{PREDICT} --batch-size 0": ("--batch-size",),
     f"{PREDICT} --batch-size 4 --set per_device_train_batch_size=8": ("--batch-size 4",),
     f"{PREDICT} --preset residnt": ("'resident'?",),

@@ -133,7 +133,7 @@ def test_factors_that_no_gpu_has_are_refused() -> None:
     rates = rates_of("L4")
     assert rates is not None
     probe = {"kind": "matmul", "name": "", "work": Work([product], [0]).to_json(), "seconds": 60.0}
-    with pytest.raises(InputError, match="another process"):
+    with pytest.raises(InputError, match="Another process"):
         factors_of([probe], rates, 8.9)
 
 

@@ -301,7 +301,7 @@ KNOWN: dict[str, Any] = {
     [
         ({"adapters": True}, ["LoRA", "QLoRA"], "adapters already"),
         ({"quantised": True}, ["LoRA", "QLoRA"], "quantised already"),
-        ({"loaded": False}, ["LoRA", "QLoRA"], "no model class of transformers"),
+        ({"loaded": False}, ["LoRA", "QLoRA"], "not a model class of transformers"),
         ({"model_class": "DetrForObjectDetection"}, ["LoRA", "QLoRA"], "would leave a new head untrained"),
         ({"own_optimizer": True}, ["LoRA", "QLoRA", "adafactor"], "own optimizer"),
         ({"loaded_at": None}, ["QLoRA"], "from_pretrained"),

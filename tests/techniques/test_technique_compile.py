@@ -110,7 +110,7 @@ def test_less_is_kept_for_backward() -> None:
 
 
 def test_a_run_in_which_nothing_is_compiled_is_stopped(train: Train) -> None:
-    with pytest.raises(RuntimeError, match="compiled nothing in the first step"):
+    with pytest.raises(RuntimeError, match="nothing was compiled in the first step"):
         train(Mean(), numbers(2), {}, torch_compile=True, torch_compile_backend="no")
     assert train(Mean(), numbers(2), {}, torch_compile_backend="eager").state.global_step == 2
 
