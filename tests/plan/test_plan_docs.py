@@ -27,4 +27,4 @@ def test_the_page_has_the_options_of_the_verb() -> None:
         for line in typed:
             options = set(re.findall(r"(?<= )--?[a-z][a-z-]*", line.partition(" -- ")[0]))
             assert options <= own, line
-    assert f"({LIMIT_S:.0f})" in table and f"{FULL_SHARE:.0%}".replace("%", " %") in PAGE
+    assert f"Default: {LIMIT_S:.0f} |" in table and f"{FULL_SHARE:.0%}".replace("%", " %") in PAGE
