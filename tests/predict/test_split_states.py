@@ -235,8 +235,8 @@ def test_gathered_parameters_are_gone_before_the_step() -> None:
     rows = (row("largest gradient", 6144, "gradients", "backward"), row("live parameters", 8192, "buffers"))
     found = one_rank(small_trace(), Ledger(rows)).peaks_by_phase()
     assert found["forward"] == 2048 + 8192 and found["optimizer"] == 512
-    assert any("bound from above" in note for note in split_notes(Ledger(rows)))
-    assert not any("bound from above" in note for note in split_notes(Ledger(rows[:1])))
+    assert any("upper bound" in note for note in split_notes(Ledger(rows)))
+    assert not any("upper bound" in note for note in split_notes(Ledger(rows[:1])))
 
 
 def test_a_smaller_card_changes_the_verdict_only() -> None:
