@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the examples of README.md: a recorded plan, and two commands that are run here; with --check only compares.
+"""Writes the examples of README.md and the first of docs/predict.md: a recorded plan, and commands that are run here;
+with --check only compares.
 
 .venv/bin/python scripts/readme_docs.py [--check]
 """
@@ -55,6 +56,16 @@ def recipe() -> str:
     return _shown(command, _run(command, str(ROOT)))
 
 
+def prediction() -> str:
+    """One screen, and a page."""
+    command = [
+        "memkit", "predict", "--model", "gpt2-xl", "--preset", "resident", "--gpu", "RTX 4080", "--batch-size", "8",
+        "--sequence-length", "1024", "--short", "--html", "prediction.html",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        return _shown(command, _run(command, folder))
+
+
 def _run(command: list[str], folder: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-m", "hf_memkit", *command[1:]]
@@ -73,8 +84,11 @@ def _trimmed(output: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    page = {ROOT / "README.md": {"example": plan(), "explain": explain(), "recipe": recipe()}}
-    return update(page, arguments, "readme_docs.py")
+    pages = {
+        ROOT / "README.md": {"example": plan(), "explain": explain(), "recipe": recipe()},
+        ROOT / "docs" / "predict.md": {"first": prediction()},
+    }
+    return update(pages, arguments, "readme_docs.py")
 
 
 if __name__ == "__main__":
