@@ -75,7 +75,7 @@ def test_what_cannot_start_says_why_in_one_line_and_writes_nothing(tmp_path: Pat
         (["--nvme-path", "/proc/self"], {}, 2, "--nvme-path /proc/self/run: cannot be made"),
         (["--nvme-path", "/proc/none"], {}, 2, "--nvme-path /proc/none/run: cannot be made"),
         ([], {**none_built, "PATH": str(tmp_path)}, 1, "missing: g++; run: sudo apt-get install g++"),
-        ([], {**none_built, "CXX": str(hidden)}, 1, "missing libaio-dev; run: sudo apt-get install libaio-dev"),
+        ([], {**none_built, "CXX": str(hidden)}, 1, "missing: libaio-dev; run: sudo apt-get install libaio-dev"),
     ]  # fmt: skip
     starts = json.dumps([([*INFINITY, *arguments], environment) for arguments, environment, _, _ in cases])
     ran = python(SEVERAL_STARTS, starts, cwd=tmp_path)
