@@ -356,7 +356,7 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not equals or not name:
-            wrong.append(f"--price {each}: write NAME=NUMBER, such as {gpus[0]}=0.71")
+            wrong.append(f"--price {each}: write NAME=NUMBER, such as {gpus[0].removesuffix(' GPU')}=0.71")
             continue
         if not (math.isfinite(value) and value > 0):
             wrong.append(f"--price {each}: not a price. Write a number above 0, such as {name}=0.71")
