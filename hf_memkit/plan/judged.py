@@ -36,6 +36,7 @@ class Judged:
         tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
         facts: what the trace says of the run (`prediction/child/plan_facts.py`).
         is_other: whether it would be another training than the script's, such as one with other last batches.
+        steps_on_cpu: whether DeepSpeed's optimizer steps on the CPU.
         run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
     """
 
@@ -47,6 +48,7 @@ class Judged:
     tokens: int | None = None
     facts: Mapping[str, Any] | None = None
     is_other: bool = False
+    steps_on_cpu: bool = False
     run_seconds: tuple[float, float, float] | None = None
 
     @property

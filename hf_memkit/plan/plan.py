@@ -22,9 +22,6 @@ place of an engine that keeps states in RAM. Assumed."""
 _CLEARLY: Final = 0.97
 """Of the time of another: 3 % is the noise of repeated runs (published/ranking.json)."""
 
-_STEPS_ON_CPU: Final = ("-offload", "-infinity")
-"""How the names of DeepSpeed presets end whose optimizer steps on the CPU."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -77,11 +74,10 @@ class Plan:
         """Of several processes, which DeepSpeed's settings work with too; empty: there is one."""
         if self.gpus == 1:
             return ""
-        best = self.proposed
-        offloads = best is not None and any(each.engine.endswith(_STEPS_ON_CPU) for each in best.candidate.choices)
         # torchrun gives each process one thread unless this says otherwise (torch 2.13: distributed/run.py), and the
         # optimizer on the CPU would step as slowly.
-        threads = f"OMP_NUM_THREADS=$(($(nproc) / {self.gpus})) " if offloads else ""
+        on_cpu = (self.proposed or self.own).steps_on_cpu
+        threads = f"OMP_NUM_THREADS=$(($(nproc) / {self.gpus})) " if on_cpu else ""
         return f"{threads}torchrun --nproc_per_node {self.gpus}"
 
     @property

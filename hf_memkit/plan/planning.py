@@ -37,6 +37,7 @@ from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
+from hf_memkit.zero.settings import ZeroSettings
 
 __all__ = ["nearest_of_setup", "nearest_setup", "plan_gpus", "plan_script", "plan_setup"]
 
@@ -453,7 +454,9 @@ def _of_trace(
         enough_bytes=usable_bytes(machine),
     )  # fmt: skip
     about = ran.content["about"]
-    found = judged(candidate, prediction, machine, facts=about["plan"])
+    config = (about.get("deepspeed") or {}).get("config", {})
+    on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
+    found = judged(candidate, prediction, machine, facts=about["plan"], steps_on_cpu=on_cpu)
     work = ran.content["trace"].get("work")
     if work is None or ran.device != "cuda":
         return found

@@ -133,6 +133,7 @@ def test_a_folder_adds_the_leanest_engine_without_a_time(plans: dict[str, Plan])
     found = plans["folder"]
     swapped = on_disk(found)
     assert swapped.fits and not swapped.is_priced and swapped.swaps, swapped.why
+    assert swapped.steps_on_cpu and not found.own.steps_on_cpu, "torchrun would give its optimizer one thread"
     assert found.proposed is not None and found.proposed.is_priced
     (row,) = (each for rows in groups(found).values() for each in rows if each.judged is swapped)
     assert row.step == "—" and "no time known for its disk (--host nvme-read" in row.why and " of disk" in row.why

@@ -11,7 +11,6 @@ from rich.console import Console, RenderableType
 from hf_memkit.cli.plan_render import compared_view, view
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.as_json import plans_json
-from hf_memkit.plan.candidate import Alternative
 from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.planning import _about_variant
@@ -108,8 +107,7 @@ def test_several_gpus_are_started_by_torchrun() -> None:
     assert " ".join(" ".join(shown(compared_view(both, {}, 80))).split()).count(start) == 1
     said = of(plan(*changed, gpus=2, script=None))
     assert "torchrun --nproc_per_node 2 SCRIPT ARGUMENTS" in said and "Give your training script" in said
-    offload = Alternative("engine", "zero2-offload", engine="zero2-offload")
-    made = plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, offload), gpus=2)
+    made = plan(setup(8, 1, 12, 2.0, steps_on_cpu=True), gpus=2)
     assert made.launch.startswith("OMP_NUM_THREADS=$(($(nproc) / 2)) torchrun "), (
         "torchrun gives each process one thread"
     )
