@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.published_summary import ALLOCATED
 from hf_memkit.hardware import described_machine
-from hf_memkit.plan.judged import FULL_SHARE
+from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import GIB
 
 __all__ = ["judged", "not_judged", "summary"]

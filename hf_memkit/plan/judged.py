@@ -1,27 +1,23 @@
 """What becomes of a candidate: its memory and its time, on each GPU in question, from one trace.
 
 *Fits* is stricter than the verdict of `memkit predict`: what the allocator may reserve at most and what lies outside
-it take at most 92 % of the GPU. Beyond that the allocator frees its cache and asks again, and steps become several
-times slower: runs of OpenTau on 80 GiB GPUs lost a third of their speed at 97 %, torchtitan's fitting plan three
-quarters (OpenTau PR 273; pytorch/torchtitan PR 4636).
+it take at most 92 % of the GPU (`verdict.FULL_SHARE`): beyond that steps become several times slower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.step_time import StepTime
+from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
 
-__all__ = ["FULL_SHARE", "Judged", "fits", "judged", "usable_bytes"]
-
-FULL_SHARE: Final = 0.92
-"""Of what PyTorch reports as the GPU's total; see above."""
+__all__ = ["Judged", "fits", "judged", "usable_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
         return False, (
             f"needs up to {format_gib(needs)}; {100 * FULL_SHARE:.0f} % of {machine.gpu.name} is {format_gib(usable)}"
         )
-    if prediction.verdict == "does not fit":
+    if prediction.verdict == "does not fit" or (prediction.memory_fraction < 1 and prediction.verdict == "tight"):
         return False, prediction.why
     return True, ""
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import Group, SetupCandidate
-from hf_memkit.plan.judged import FULL_SHARE, Judged
+from hf_memkit.plan.judged import Judged
+from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
 from hf_memkit.user_script import UserScript
 

@@ -14,9 +14,10 @@ from hf_memkit.cards import CARDS
 from hf_memkit.hardware import described_gpu
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
-from hf_memkit.plan.judged import FULL_SHARE, Judged
+from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import price_of, run_cost
+from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import GIB, format_gib
 
 __all__ = [

@@ -76,10 +76,6 @@ class AllocatorSettings:
             return self.large_segment_bytes
         return -(-block_bytes // SEGMENT_MULTIPLE) * SEGMENT_MULTIPLE
 
-    def allowed_bytes(self, gpu_bytes: int) -> int | None:
-        """What torch itself lets this process take of a GPU with `gpu_bytes`; None: it sets no limit."""
-        return int(self.memory_fraction * gpu_bytes) if self.memory_fraction < 1 else None
-
 
 def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
     """The settings in the text of `PYTORCH_ALLOC_CONF`, and a note for each option in it that changes no byte here.

@@ -306,7 +306,10 @@ def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, en
     setup = setup.put("model.name", Path(model).name if Path(model).is_absolute() else model, "the script's")
     if about.get("deepspeed"):
         setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
-    if (text := _allocator(environment)) is not None:
+    asked = [_allocator(environment)]
+    if about.get("memory_fraction", 1.0) < 1:  # torch.cuda.set_per_process_memory_fraction, which has the last word
+        asked.append(f"per_process_memory_fraction:{about['memory_fraction']}")
+    if text := ",".join(filter(None, asked)):
         setup = setup.put(f"environment.{VARIABLE}", text, "your environment's, or set by the script")
     return setup
 

@@ -283,6 +283,7 @@ def from_trace(
         pinned_bytes=ledger.total_bytes("pinned") if ledger is not None else None,
         disk_bytes=ledger.total_bytes("disk") if ledger is not None else None,
         notes=tuple(notes),
+        memory_fraction=settings.memory_fraction,
         modules=peak.modules,
     ).judged(job.machine)
 

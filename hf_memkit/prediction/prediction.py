@@ -56,6 +56,7 @@ class Prediction:
         verdict: None where no GPU is known.
         why: the verdict's reason.
         notes: what was bounded or assumed, a sentence each.
+        memory_fraction: the share of the GPU that torch lets the process take (`per_process_memory_fraction`).
         modules: what the peak is made of, by module and category, to compare (`comparison.py`); not in the JSON, and
             empty where no trace says.
     """
@@ -78,6 +79,7 @@ class Prediction:
     verdict: Verdict | None = None
     why: str = ""
     notes: tuple[str, ...] = field(default=())
+    memory_fraction: float = 1.0
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ class Prediction:
             smallest_cap_bytes=self.smallest_cap_bytes,
             outside_allocator_bytes=self.outside_allocator_bytes,
             confidence=self.confidence,
+            memory_fraction=self.memory_fraction,
             host_bytes=sum(host) if host else None,
             disk_bytes=self.disk_bytes,
         )
@@ -140,6 +143,7 @@ class Prediction:
             "peak_reserved_gib": [size / GIB for size in self.peak_reserved_bytes],
             "outside_allocator_gib": self.outside_allocator_bytes / GIB,
             "capacity_gib": _gib(self.capacity_bytes),
+            "memory_fraction": self.memory_fraction,
             "smallest_cap_gib": self.smallest_cap_bytes / GIB,
             "phases": {
                 name: {"peak_allocated_gib": allocated / GIB, "peak_reserved_gib": _gib(reserved)}
@@ -185,6 +189,7 @@ class Prediction:
             verdict=content["verdict"],
             why=content["why"],
             notes=tuple(content["notes"]),
+            memory_fraction=content.get("memory_fraction", 1.0),
         )
 
 

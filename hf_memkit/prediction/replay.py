@@ -72,7 +72,7 @@ def replay(
         cap_bytes: what the GPU has for the allocator; None: as much as it wants.
         gpu_bytes: what the GPU has in all; with expandable segments it matters a little (`DeviceMemory`). None:
             unknown.
-        allowed_bytes: what torch lets the process take (`AllocatorSettings.allowed_bytes`); None: no limit.
+        allowed_bytes: what torch lets the process take (`AllocatorSettings.memory_fraction`); None: no limit.
         device: instead of a GPU with these.
         releases: indexes of events before which everything cached goes back, as `torch.cuda.empty_cache()` does.
         streams: of storage n at `[n - 1]`; None: all use one.

@@ -111,6 +111,11 @@ def _words(level: Level, end: int) -> str:
     return f"{round(100 * SLACK_SHARE[level][end])} % and {CONTEXT_SLACK_BYTES[level] // MIB} MiB of slack"
 
 
+FULL_SHARE: Final = 0.92
+"""Of what PyTorch reports as the GPU's total. Where a process takes more, the allocator may free its cache and ask
+again, and steps become several times slower: runs of OpenTau on 80 GiB GPUs lost a third of their speed at 97 %,
+torchtitan's fitting plan three quarters (OpenTau PR 273; pytorch/torchtitan PR 4636)."""
+
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
@@ -130,6 +135,7 @@ def judge(
     smallest_cap_bytes: int,
     outside_allocator_bytes: int,
     confidence: Confidence,
+    memory_fraction: float = 1.0,
     host_bytes: int | None = None,
     disk_bytes: int | None = None,
 ) -> Judgement:
@@ -141,10 +147,18 @@ def judge(
         smallest_cap_bytes: the least that the allocator may be given.
         outside_allocator_bytes: context and libraries, which the GPU must hold beside it.
         confidence: says how much room is left.
+        memory_fraction: the share of the GPU that torch lets the process take (`AllocatorSettings`).
         host_bytes: RAM of one machine with all its processes, page-locked RAM included; None: not modelled.
         disk_bytes: what training keeps on disk; None: not modelled.
     """
-    on_gpu = _gpu(machine.gpu, peak_reserved_bytes[1], smallest_cap_bytes, outside_allocator_bytes, confidence)
+    on_gpu = _gpu(
+        machine.gpu,
+        peak_reserved_bytes[1],
+        smallest_cap_bytes,
+        outside_allocator_bytes,
+        confidence,
+        memory_fraction,
+    )
     lacks = []
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
@@ -162,17 +176,25 @@ def judge(
     return Judgement("does not fit" if on_gpu.verdict is not None else None, why)
 
 
-def _gpu(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence) -> Judgement:
+def _gpu(
+    gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence, memory_fraction: float
+) -> Judgement:
     if gpu is None:
         return Judgement(None, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB")
     usable = max(0, gpu.capacity_bytes - outside)
     available = f"{gpu.name} has {format_size(usable)} available"
+    allowed = int(memory_fraction * gpu.capacity_bytes)
+    if allowed < usable:
+        usable = allowed
+        available = f"per_process_memory_fraction {memory_fraction:g} allows {format_size(usable)} of {gpu.name}"
     least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
     if most <= usable:
+        is_full = reserved + outside > FULL_SHARE * gpu.capacity_bytes
+        slow = f"; above {100 * FULL_SHARE:.0f} % of the GPU steps can be slow, and memkit plan proposes none so full"
         return Judgement(
             "fits",
             f"the allocator takes at most {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}); {available}",
+            f"{confidence.reserved_slack}); {available}{slow if is_full else ''}",
         )
     if least <= usable and confidence.level == "formula":
         return Judgement(

@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from hf_memkit.cli.main import app
-from hf_memkit.plan.judged import FULL_SHARE
 from hf_memkit.plan.search import LIMIT_S
+from hf_memkit.prediction.verdict import FULL_SHARE
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()

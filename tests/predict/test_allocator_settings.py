@@ -96,7 +96,6 @@ def test_defaults_and_every_option() -> None:
         roundup_divisions=(8,) * INTERVALS,
     )
     assert notes == ()
-    assert settings.allowed_bytes(1001) == 500 and AllocatorSettings().allowed_bytes(1001) is None
     # The allowance for a block that may not be cut follows the segment size, as in torch.
     assert parse_settings("large_segment_size_mb:48")[0].max_non_split_rounding_bytes == 48 * MIB
 

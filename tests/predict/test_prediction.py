@@ -131,6 +131,21 @@ def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
     assert verdict(40 * GIB, (cap + 1) * MIB, level).verdict == "does not fit"
 
 
+def test_torch_may_be_told_to_take_less_than_the_gpu_has() -> None:
+    """Would notice: a script that limits itself to a part of the GPU, and "fits" in all of it."""
+    half = {"memory_fraction": 0.5}
+    assert verdict(7 * GIB, 7 * GIB, **half).verdict == "fits" and verdict(9 * GIB, 7 * GIB, **half).verdict == "tight"
+    over = verdict(9 * GIB, 9 * GIB, **half)
+    assert over.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 8.00 GiB" in over.why
+    assert verdict(14 * GIB, 14 * GIB, memory_fraction=0.99).verdict == "fits", "beyond what is free it limits nothing"
+
+
+def test_a_gpu_that_is_nearly_full_is_named() -> None:
+    """Would notice: a setup that `memkit predict` calls fitting and `memkit plan` rejects, with no word of it. 92 % of
+    16 GiB are 14.72: with 1 GiB outside the allocator, 13.72 GiB reserved."""
+    assert "92 %" not in verdict(int(13.71 * GIB), GIB).why and "92 %" in verdict(int(13.73 * GIB), GIB).why
+
+
 def test_verdicts_say_why_with_their_numbers() -> None:
     fits = verdict(12 * GIB, 11 * GIB)
     # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.

@@ -180,6 +180,17 @@ def test_questions_after_the_card_are_answered(run: Run) -> None:
     )
 
 
+def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
+    """Would notice: a limit of torch that the verdict leaves out."""
+    found = run("""
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.25
+    train(model())
+    """)
+    assert found["about"]["memory_fraction"] == 0.25
+    assert run("train(model())")["about"]["memory_fraction"] == 1
+
+
 def test_what_is_loaded_to_the_card_is_there(run: Run) -> None:
     """Storages and safetensors would ask the driver for memory; PEFT loads its adapters by the latter."""
     ended_well(

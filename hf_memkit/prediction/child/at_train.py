@@ -33,6 +33,7 @@ from hf_memkit.prediction.child.batches import (
     shape_of,
     without_padding,
 )
+from hf_memkit.prediction.child.cuda_questions import memory_fraction
 from hf_memkit.prediction.child.evaluations import (
     evaluate,
     evaluation_of,
@@ -241,6 +242,7 @@ def _about(trainer: Any) -> Found:
         elif trainer.compute_metrics is None:
             notes.append("predict_with_generate has no effect: evaluations without compute_metrics compute the loss")
     return {
+        "memory_fraction": memory_fraction(),
         "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),
         "vllm": about_vllm(trainer),

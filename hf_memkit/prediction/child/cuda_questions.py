@@ -12,7 +12,15 @@ import torch
 
 from hf_memkit.prediction.child.tracer import StorageTracer
 
-__all__ = ["answer_scripts", "replace_everywhere"]
+__all__ = ["answer_scripts", "memory_fraction", "replace_everywhere"]
+
+_fraction = 1.0
+
+
+def memory_fraction() -> float:
+    """What the script set by `torch.cuda.set_per_process_memory_fraction`; 1: nothing."""
+    return _fraction
+
 
 _FROM_NVML: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "device_memory_used")
 
@@ -35,17 +43,27 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
     def nothing(*args: Any, **kwargs: Any) -> None:
         """There is nothing to do it to."""
 
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        """With the errors of torch (2.13: torch/cuda/memory.py)."""
+        global _fraction
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        _fraction = fraction
+
     answers: dict[str, Any] = {
         "memory_stats": stats, "mem_get_info": memory_info, "memory_stats_as_nested_dict": lambda device=None: {},
         "memory_summary": lambda *args, **kwargs: "", "memory_snapshot": lambda *args, **kwargs: [],
         "list_gpu_processes": lambda *args, **kwargs: "", "get_allocator_backend": lambda: "native",
-        "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: 1.0,
+        "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: memory_fraction(),
+        "set_per_process_memory_fraction": set_fraction,
         "can_device_access_peer": lambda *args: True, "get_arch_list": lambda: _architectures(),
         "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),
         **dict.fromkeys((*_FROM_NVML, "current_blas_handle"), lambda *args, **kwargs: 0),
         **dict.fromkeys(
             (
-                "init", "seed", "seed_all", "set_per_process_memory_fraction", "reset_accumulated_memory_stats",
+                "init", "seed", "seed_all", "reset_accumulated_memory_stats",
                 "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot",
             ),
             nothing,
