@@ -21,9 +21,9 @@ from typing import Any, Final
 from benchmarks import published_models as models
 from benchmarks.plan_speed import fsdp_of
 from benchmarks.published_models import FOLDER, Row
-from hf_memkit.cards import CARDS
 from hf_memkit.gpu_rates import RATES
 from hf_memkit.host_rates import assumed_host
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.prediction.step_time import step_time
 from hf_memkit.prediction.work import Work
@@ -109,7 +109,7 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
     if zero is not None:
         hooks = engine_hooks(zero["zero_optimization"]["stage"], len(model.sizes), gpus=row["gpus"])
     step = step_time(
-        Work.from_json(found["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
+        Work.from_json(found["work"]), RATES[row["card"]], capability=KNOWN_GPUS[row["card"]].capability,
         span=(0, len(found["work"]["calls"])), micro_batches=row["accumulation"], hooks_s=hooks.beside,
     )  # fmt: skip
     if row["gpus"] == 1 and zero is None:

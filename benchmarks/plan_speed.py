@@ -199,7 +199,7 @@ def why_not(row: Row) -> str | None:
 
 def _answer(row: Row, traced: Found) -> Found:
     """One row: measured, predicted, the error."""
-    from hf_memkit.cards import CARDS
+    from hf_memkit.known_gpus import KNOWN_GPUS
     from hf_memkit.prediction.step_time import step_time
     from hf_memkit.prediction.work import Work
 
@@ -211,7 +211,7 @@ def _answer(row: Row, traced: Found) -> Found:
     if "error" in traced:
         return {**found, "not_predicted": traced["error"]}
     predicted = step_time(
-        Work.from_json(traced["work"]), _rates(row), capability=CARDS[row["card"]].capability,
+        Work.from_json(traced["work"]), _rates(row), capability=KNOWN_GPUS[row["card"]].capability,
         span=(0, len(traced["work"]["calls"])), micro_batches=row["accumulation"],
     )  # fmt: skip
     low, middle, high = predicted.seconds

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import judge, run_child
-from hf_memkit.cards import CARDS
 from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def gpu(self) -> Gpu:
-        return named_gpu(self.card) if self.card in CARDS else gpu_of_size(self.card)
+        return named_gpu(self.card) if self.card in KNOWN_GPUS else gpu_of_size(self.card)
 
 
 def cases() -> list[Case]:

@@ -420,7 +420,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=900,
     ),
 }
-"""By the names of `cards.CARDS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
+"""By the names of `known_gpus.KNOWN_GPUS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(
@@ -472,7 +472,7 @@ _SIZE: Final = re.compile(r"\d+gb")
 
 
 def rates_of(name: str) -> GpuRates | None:
-    """Of a GPU by its name in `cards.CARDS` or as PyTorch reports it; None: nothing is known of it, and a plan has no
+    """Of a GPU by its name in `KNOWN_GPUS` or as PyTorch reports it; None: nothing is known of it, and a plan has no
     times.
 
     PyTorch names the variant: "NVIDIA A100 80GB PCIe" and "NVIDIA A100-SXM4-80GB" are two rows. A size is left out of

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import psutil
 
-from hf_memkit.cards import CARDS, VISIBLE_SHARE
 from hf_memkit.errors import InputError
 from hf_memkit.gpu_rates import VARIANTS, rates_of
+from hf_memkit.known_gpus import KNOWN_GPUS, VISIBLE_SHARE
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 from hf_memkit.user_files import user_path
@@ -151,11 +151,11 @@ def named_gpu(name: str) -> Gpu:
     Raises:
         InputError: the name is not known; the message proposes the nearest.
     """
-    by_key = {_key(named): named for named in CARDS} | _ALSO_CALLED
+    by_key = {_key(named): named for named in KNOWN_GPUS} | _ALSO_CALLED
     known_name = by_key.get(_key(name))
     if known_name is None:
         raise InputError(f"unknown GPU {name!r}; {_proposed(name, by_key)}")
-    named = CARDS[known_name]
+    named = KNOWN_GPUS[known_name]
     if named.total_gib is None:
         total_gib, how = (
             named.box_gb * VISIBLE_SHARE,

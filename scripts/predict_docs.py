@@ -17,7 +17,7 @@ from typing import Any
 
 from evidence_tables import RESULTS, ROOT, update
 
-from hf_memkit.cards import CARDS
+from hf_memkit.known_gpus import KNOWN_GPUS
 
 Row = Mapping[str, Any]
 
@@ -129,7 +129,7 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
 
 def gpu_names() -> str:
     """The GPUs that have a name, in lines of at most 110 columns."""
-    names = ", ".join(f"`{name.replace(' ', '~')}`" for name in CARDS)  # a name is not broken
+    names = ", ".join(f"`{name.replace(' ', '~')}`" for name in KNOWN_GPUS)  # a name is not broken
     return textwrap.fill(f"{names}.", 110, break_long_words=False).replace("~", " ")
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from hf_memkit import compat, resources
-from hf_memkit.cards import CARDS
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import described_machine, named_gpu, this_machine
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import why_no_hub
 from hf_memkit.setup import Setting, Setup
@@ -189,12 +189,12 @@ def test_what_different_phases_hold_is_not_added_up() -> None:
     assert Ledger((always,)).peak_phase("device") is None
 
 
-@pytest.mark.parametrize("name", list(CARDS))
-def test_named_cards_have_less_than_their_box_says(name: str) -> None:
+@pytest.mark.parametrize("name", list(KNOWN_GPUS))
+def test_named_gpus_have_less_than_their_box_says(name: str) -> None:
     gpu = named_gpu(name)
-    assert 0.85 * CARDS[name].box_gb * GIB < gpu.capacity_bytes < CARDS[name].box_gb * GIB
+    assert 0.85 * KNOWN_GPUS[name].box_gb * GIB < gpu.capacity_bytes < KNOWN_GPUS[name].box_gb * GIB
     assert gpu.usable_bytes < gpu.capacity_bytes
-    assert gpu.bf16 == (CARDS[name].capability >= 8)
+    assert gpu.bf16 == (KNOWN_GPUS[name].capability >= 8)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_named_cards_have_less_than_their_box_says(name: str) -> None:
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
     ],
 )
-def test_cards_are_known_by_any_spelling(spelling: str, name: str) -> None:
+def test_gpus_are_known_by_any_spelling(spelling: str, name: str) -> None:
     assert named_gpu(spelling).name == name
 
 
@@ -231,13 +231,13 @@ def test_cards_are_known_by_any_spelling(spelling: str, name: str) -> None:
         ("", []),
     ],
 )
-def test_an_unknown_card_gets_the_nearest_names_and_a_way_out(name: str, proposed: list[str]) -> None:
+def test_an_unknown_gpu_gets_the_nearest_names_and_a_way_out(name: str, proposed: list[str]) -> None:
     with pytest.raises(InputError, match="its memory instead, such as 16GB") as error:
         named_gpu(name)
-    assert [card for card in CARDS if repr(card) in str(error.value)] == proposed
+    assert [card for card in KNOWN_GPUS if repr(card) in str(error.value)] == proposed
 
 
-def test_a_number_for_a_card_is_its_size() -> None:
+def test_a_number_for_a_gpu_is_its_size() -> None:
     with pytest.raises(InputError, match=r"^unknown GPU '16'; did you mean 16GB\?$"):
         named_gpu("16")
 

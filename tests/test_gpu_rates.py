@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from hf_memkit.cards import CARDS
 from hf_memkit.gpu_rates import RATES, VARIANTS, rates_of
 from hf_memkit.hardware import named_gpu
 from hf_memkit.host_rates import assumed_host
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.rates import Figure, GpuRates
 
 ALL = {**RATES, **VARIANTS}
@@ -92,15 +92,15 @@ def with_rate(rates: GpuRates, dtype: str, value: float) -> GpuRates:
     return dataclasses.replace(rates, dense_tflops={**rates.dense_tflops, dtype: Figure(value, "headline")})
 
 
-@pytest.mark.parametrize("name", list(CARDS))
-def test_every_card_has_rates(name: str) -> None:
+@pytest.mark.parametrize("name", list(KNOWN_GPUS))
+def test_every_gpu_has_rates(name: str) -> None:
     """A GPU without a row would have no times in a plan."""
     assert rates_of(name) is RATES[name]
 
 
-def test_rates_are_of_cards() -> None:
+def test_rates_are_of_gpus() -> None:
     """A row under a name that no GPU has would never be read."""
-    assert list(RATES) == list(CARDS)
+    assert list(RATES) == list(KNOWN_GPUS)
 
 
 @pytest.mark.parametrize("name", list(ALL))
@@ -154,10 +154,10 @@ def test_units_are_those_of_the_fields(name: str) -> None:
     assert 20 < rates.multiprocessors.value < 200
 
 
-@pytest.mark.parametrize("name", list(CARDS))
+@pytest.mark.parametrize("name", list(KNOWN_GPUS))
 def test_types_are_those_of_the_capability(name: str) -> None:
     """Before compute capability 8.0 there are no units for bf16 and TF32: a rate for them would be wrong by ten."""
-    assert ({"bfloat16", "tf32"} <= set(RATES[name].dense_tflops)) == (CARDS[name].capability >= 8)
+    assert ({"bfloat16", "tf32"} <= set(RATES[name].dense_tflops)) == (KNOWN_GPUS[name].capability >= 8)
     assert ("bfloat16" in RATES[name].dense_tflops) == ("tf32" in RATES[name].dense_tflops)
 
 
@@ -207,7 +207,7 @@ def test_a_reported_name_selects_its_variant(reported: str, row: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["V100 16GB PCIe", "V100 32GB PCIe", "A100 40GB PCIe", "a100-80gb pcie", "H100 PCIe"])
-def test_a_named_pcie_card_has_its_own_rates(name: str) -> None:
+def test_a_named_pcie_gpu_has_its_own_rates(name: str) -> None:
     """Would notice: `--gpu "A100 80GB PCIe"` that is promised the speed of the module."""
     gpu = named_gpu(name)
     assert rates_of(gpu.name) in VARIANTS.values() and gpu.capability == named_gpu(gpu.name[:-5]).capability
@@ -225,13 +225,13 @@ def test_a_named_pcie_card_has_its_own_rates(name: str) -> None:
         "",
     ],
 )
-def test_other_cards_have_no_rates(unknown: str) -> None:
+def test_other_gpus_have_no_rates(unknown: str) -> None:
     """A laptop's GPU has the name and half of the power; of two rows that may be meant neither is."""
     assert rates_of(unknown) is None
 
 
 @pytest.mark.parametrize(("name", "sister"), [("V100 32GB", "V100 16GB"), ("A100 40GB", "A100 80GB")])
-def test_what_a_sister_card_reached_is_not_called_measured(name: str, sister: str) -> None:
+def test_what_a_sister_gpu_reached_is_not_called_measured(name: str, sister: str) -> None:
     """A reader would take a borrowed figure for evidence about this GPU."""
     borrowed, own = RATES[name].achievable_tflops, RATES[sister].achievable_tflops
     assert {dtype: figure.value for dtype, figure in borrowed.items()} == {k: v.value for k, v in own.items()}

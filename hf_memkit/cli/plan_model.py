@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.cards import CARDS
 from hf_memkit.errors import InputError
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.units import MIB
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def setups_for(
     for machine in machines:
         assert machine.gpu is not None
         capacity = f"{machine.gpu.capacity_bytes / MIB:.0f}MiB"
-        named = machine.gpu.name.removesuffix(" PCIe") in CARDS
+        named = machine.gpu.name.removesuffix(" PCIe") in KNOWN_GPUS
         request = Request(
             recipe=recipe,
             variant=variant,

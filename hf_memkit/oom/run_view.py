@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.cards import CARDS
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB
@@ -170,7 +170,7 @@ class RunView:
         name = self.hardware.get("device_name")
         if not self.on_cuda or not isinstance(name, str):
             return None
-        old = {known.split()[0] for known, facts in CARDS.items() if facts.capability < _AMPERE and " " not in known}
+        old = [known for known, facts in KNOWN_GPUS.items() if facts.capability < _AMPERE and " " not in known]
         return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(known)}\b", name) for known in old))
 
     @property

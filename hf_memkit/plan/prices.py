@@ -16,7 +16,7 @@ __all__ = ["Prices", "million_tokens_cost", "price_of", "ranked_gpus", "run_cost
 _HOUR_S: Final = 3600.0
 
 Prices = Mapping[str, float]
-"""Name of a GPU, as `cards.CARDS` has it, or of its size → price of one GPU an hour."""
+"""Name of a GPU, as `known_gpus.KNOWN_GPUS` has it, or of its size → price of one GPU an hour."""
 
 
 def price_of(plan: Plan, prices: Prices) -> float | None:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hf_memkit.cards import CARDS
 from hf_memkit.errors import MemkitError
 from hf_memkit.gpu_rates import GpuRates, rates_of
 from hf_memkit.hardware import Gpu, Machine, this_machine
 from hf_memkit.host_rates import GivenHost, HostRates, assumed_host, measured_host
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.models import ModelFacts
 from hf_memkit.plan.calibration import Calibration, stored
 from hf_memkit.plan.judged import Judged
@@ -94,7 +94,7 @@ class Pricing:
             return cls(None, gpu.capability or 8.0, "", host, given=given)
         said = f"times are those of {name}: the speed of {gpu.name} is unknown; name the GPU (--gpu NAME)"
         rates = given.over_pcie(rates)
-        return cls(rates, CARDS[name].capability, said, host, calibration, warnings, given)
+        return cls(rates, KNOWN_GPUS[name].capability, said, host, calibration, warnings, given)
 
     def with_disk(self) -> Pricing:
         """With what `memkit doctor` measures of the folder that is swapped to, if it is here and its rates are not
@@ -135,7 +135,9 @@ def _in_servers(gpu: Gpu) -> bool:
 
 def _like(gpu: Gpu) -> str | None:
     """The named GPU whose memory is nearest, of those that compute in bf16 where this one does."""
-    known = {name: card for name, card in CARDS.items() if rates_of(name) and (card.capability >= 8.0) == gpu.bf16}
+    known = {
+        name: each for name, each in KNOWN_GPUS.items() if rates_of(name) and (each.capability >= 8.0) == gpu.bf16
+    }
 
     def distance(name: str) -> float:
         return abs((known[name].total_gib or known[name].box_gb) * GIB - gpu.capacity_bytes)

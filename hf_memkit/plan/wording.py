@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hf_memkit.cards import CARDS
 from hf_memkit.hardware import described_gpu
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.judged import Judged
@@ -212,7 +212,7 @@ def _to_give(plan: Plan) -> Iterator[str]:
 
 def _smallest_gpu(needs: int) -> str:
     """The named GPU with the least memory of those where this fits; empty: there is none."""
-    known = {name: described_gpu(name) for name in CARDS}
+    known = {name: described_gpu(name) for name in KNOWN_GPUS}
     sizes = {
         name: gpu.capacity_bytes for name, gpu in known.items() if gpu and FULL_SHARE * gpu.capacity_bytes >= needs
     }

@@ -18,7 +18,7 @@ STEPS = 3
 
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.model], ids=lambda case: case.name)
-def test_every_case_has_a_setup_on_the_card_it_is_for(case: Case) -> None:
+def test_every_case_has_a_setup_on_the_gpu_it_is_for(case: Case) -> None:
     """Sizes, techniques and arguments go together: what fails here would fail on the GPU."""
     machine = replace(this_machine(), gpu=gpu_of_size("140GB"), ram_bytes=128 * GIB, disk_free_bytes=64 * GIB)
     setup, facts = predict_section.make_setup(case, machine, on_cpu=False)
@@ -98,6 +98,6 @@ def test_a_case_runs_end_to_end(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert predict_section.summary(content["cases"]).cases == 0
 
 
-def test_a_calibration_needs_a_card(tmp_path: Path) -> None:
+def test_a_calibration_needs_a_gpu(tmp_path: Path) -> None:
     found = predict_section.measure(cases()[0], on_cpu=True, max_steps=STEPS)
     assert found["status"] == "refused" and "no GPU" in found["why"]

@@ -37,6 +37,6 @@ def test_a_case_runs_end_to_end(recipe: str, tmp_path: Path, monkeypatch: pytest
     assert ("tokens_per_s" in found) == (recipe != "vit-large-on-8gb")
 
 
-def test_a_recipe_for_several_cards_is_refused_on_one(tmp_path: Path) -> None:
+def test_a_recipe_for_several_gpus_is_refused_on_one(tmp_path: Path) -> None:
     case = next(each for each in recipes_section.cases() if each.recipe == "llama-70b-lora-on-8x80gb")
     assert recipes_section.prepare(case, str(tmp_path), on_cpu=False) == "needs 8 GPUs"

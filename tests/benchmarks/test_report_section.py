@@ -91,7 +91,7 @@ def test_an_out_of_memory_record_is_checked_against_its_message() -> None:
         assert len(wrong([{**oom, **change}, records[1]])) == 1, change
 
 
-def test_another_process_is_looked_for_in_the_card_s_use() -> None:
+def test_another_process_is_looked_for_in_the_gpu_s_use() -> None:
     rows = [{"step": n, "neighbour": n >= 5} for n in range(1, 11)]
     made = [{"step": n, "device_used_gib": 3.0 if n < 5 else 7.4} for n in (2, 4, 6, 8)]
     assert report_section.judge_neighbour(rows, made, ["another process"]) == []

@@ -237,7 +237,7 @@ def test_nor_what_follows_from_a_misspelt_or_misplaced_stage(place: str, key: st
     assert [problem.key for problem in check(Subject(config))] == [f"{place}.{key}".lstrip(".")]
 
 
-def test_the_file_that_switches_on_what_a_card_lacks_is_named(tmp_path: Path, preset: Path) -> None:
+def test_the_file_that_switches_on_what_a_gpu_lacks_is_named(tmp_path: Path, preset: Path) -> None:
     arguments = tmp_path / "args.yaml"
     arguments.write_text("output_dir: x\nbf16: true\n")
     (problem,) = check_file(preset, arguments, machine=OLD_GPU)

@@ -244,7 +244,7 @@ def test_evaluations_that_generate_are_seq2seqtrainer_s(tmp_path: Path, capsys: 
     assert evaluate_gib(20_000) > 2 * evaluate_gib(20)
 
 
-def test_with_a_preset_the_batch_is_of_one_card(tiny: str) -> None:
+def test_with_a_preset_the_batch_is_of_one_gpu(tiny: str) -> None:
     job = prepared(tiny, "8bit", gpu_memory="16GB", batch_size=3, accumulation=2, gpus=2, sequence_length=16)
     arguments = job.arguments
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (3, 2)
@@ -401,7 +401,7 @@ def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> No
     assert high == pytest.approx(told["try_next"]["peak_gib"], rel=0.02)
 
 
-def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Setup) -> None:
+def test_numbers_that_are_the_same_are_said_once_and_no_gpu_is_no_verdict(xl: Setup) -> None:
     job = replace(xl, job=replace(xl.resolved_for, machine=xl.resolved_for.machine.with_gpu(None)))
     text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())
     assert "NO VERDICT: no GPU to judge by" in text and "no GPU;" in text
@@ -442,7 +442,7 @@ def test_by_formula_and_what_does_not_fit_ends_with_1(run: Run) -> None:
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows a machine without a GPU")
-def test_without_a_card_there_are_numbers_and_no_verdict(run: Run, tiny: str) -> None:
+def test_without_a_gpu_there_are_numbers_and_no_verdict(run: Run, tiny: str) -> None:
     code, out, _ = run("--model", tiny, "--no-trace", "--json")
     told = json.loads(out)
     assert code == 0 and told["verdict"] is None and told["capacity_gib"] is None and told["peak_allocated_gib"] > 0
@@ -513,7 +513,7 @@ def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> Non
     assert prediction is None and "by formula" in formula.why
 
 
-def test_the_cards_that_were_asked_for_win_over_the_recipe_s() -> None:
+def test_the_gpus_that_were_asked_for_win_over_the_recipe_s() -> None:
     recipe = load_recipe("llama-70b-lora-on-8x80gb")
     asked = [Request(variant="sharded", gpu_memory="80GB", gpus=gpus) for gpus in (None, 1, 4)]
     assert [_resolved(each, recipe, None)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
@@ -531,7 +531,7 @@ def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: 
     assert code == 2 and "deepspeed: what it splits" in error and error.count("\n") == 1, error
 
 
-def test_what_a_preset_says_of_the_card_is_noted(run: Run, tiny: str) -> None:
+def test_what_a_preset_says_of_the_gpu_is_noted(run: Run, tiny: str) -> None:
     arguments = ("--model", tiny, "--preset", "resident", "--no-trace", "--json")
     for card, times in (("T4", 1), ("RTX 4090", 0)):
         _, out, _ = run(*arguments, "--gpu", card)

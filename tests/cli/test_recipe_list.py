@@ -30,7 +30,7 @@ def test_every_recipe_stands_with_what_each_variant_needs(capsys: pytest.Capture
     assert "Predicted, not measured" in shown and "memkit recipe --gpu 16GB" in shown
 
 
-def test_a_card_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixture[str]) -> None:
     found = listed(capsys, "--gpu", "16GB", "--ram", "64GB")
     assert found["gpu"]["bf16"] and found["ram_gib"] < 64
     recipes = [(each["recipe"], each["verdict"], each["predicted_card_gib"]) for each in found["fits"]]
@@ -46,7 +46,7 @@ def test_a_card_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixtur
     assert "llama-8b-on-80gb" in {each["recipe"] for each in found["does_not_fit"]}
 
 
-def test_a_larger_card_and_more_ram_never_take_anything_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_larger_gpu_and_more_ram_never_take_anything_away(capsys: pytest.CaptureFixture[str]) -> None:
     def fit(*arguments: str) -> set[tuple[str, str]]:
         return {(each["recipe"], each["variant"]) for each in listed(capsys, *arguments)["fits"]}
 
@@ -55,7 +55,7 @@ def test_a_larger_card_and_more_ram_never_take_anything_away(capsys: pytest.Capt
     assert small < fit("--gpu", "16GB", "--ram", "2048GB"), "offloading needs RAM"
 
 
-def test_a_card_without_bf16_gets_only_what_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_bf16_gets_only_what_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
     found = listed(capsys, "--gpu", "T4", "--ram", "64GB")
     assert not found["gpu"]["bf16"]
     fits = {(each["recipe"], each["variant"]) for each in found["fits"]}
@@ -112,7 +112,7 @@ def test_what_is_asked_of_no_recipe_is_refused(
         (["--gpu-memory", "0.1GB"], "0.1GB"),
     ],
 )
-def test_an_unknown_card_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_gpu_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("memkit: error: ") and said in error and error.count("\n") == 1
@@ -129,7 +129,7 @@ def test_copy_writes_a_file_that_is_a_recipe(tmp_path: Path, capsys: pytest.Capt
         assert wrong in capsys.readouterr().err
 
 
-def test_a_card_without_bf16_is_told_how_to_rehearse_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_bf16_is_told_how_to_rehearse_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "--gpu", "T4", "--ram", "32GB"]) == 0
     assert "with --gpu T4, for that one (fp16)" in " ".join(capsys.readouterr().out.split())
     assert main(["recipe", "--gpu", "16GB", "--ram", "32GB"]) == 0

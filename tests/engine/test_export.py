@@ -75,7 +75,7 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("variant", list(FILES))
-def test_scripts_for_a_card_are_written_anywhere(quick_memkit: Quick, tmp_path: Path, variant: str) -> None:
+def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: Path, variant: str) -> None:
     asked = ["recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json"]
     exported = quick_memkit(*asked, "--no-trace")
     assert exported.returncode == 0, exported.stderr

@@ -183,7 +183,7 @@ def test_half_precision_where_activations_outweigh_the_copies_of_the_weights() -
      ("NVIDIA GeForce GTX 1080 Ti", False), ("NVIDIA A100-SXM4-40GB", True), ("NVIDIA GeForce RTX 3090", True),
      ("NVIDIA L4", True), ("NVIDIA H100 80GB HBM3", True), ("NVIDIA RTX A6000", True), ("NVIDIA L40S", True)],
 )  # fmt: skip
-def test_which_cards_compute_in_bf16(name: str, has: bool) -> None:
+def test_which_gpus_compute_in_bf16(name: str, has: bool) -> None:
     changes = all_of(run(arguments={"bf16": False}, hardware={"device_name": name}), oom())
     assert ("arguments.bf16" in changes) is has and ("arguments.fp16" in changes) is not has
 
@@ -198,7 +198,7 @@ def test_states_in_ram_where_the_ram_holds_them() -> None:
         assert "arguments.deepspeed" not in all_of(offloaded, oom())
 
 
-def test_several_cards_share_the_states() -> None:
+def test_several_gpus_share_the_states() -> None:
     cards = run(world_size=4, hardware={"ram_gib": 16.0})
     assert all_of(cards, oom())["arguments.deepspeed"].value == "zero2.json"
     stage_2 = run(world_size=4, hardware={"ram_gib": 16.0}, engine="deepspeed", arguments={"deepspeed_stage": 2})

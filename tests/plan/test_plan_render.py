@@ -114,7 +114,7 @@ def test_several_gpus_are_started_by_torchrun() -> None:
     assert "OMP" not in replace(made, gpus=1).launch
 
 
-def test_a_name_of_two_cards_is_said_to_be_the_faster() -> None:
+def test_a_name_of_two_gpus_is_said_to_be_the_faster() -> None:
     """Would notice: the owner of a PCIe version, who names it without "PCIe" and is promised the module's speed."""
 
     def said(name: str) -> list[str]:

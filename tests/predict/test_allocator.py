@@ -114,7 +114,7 @@ def test_streams_share_no_free_blocks() -> None:
     assert allocator.reserved == 60 * MIB
 
 
-def test_when_the_card_is_full_what_is_cached_and_whole_goes_back() -> None:
+def test_when_the_gpu_is_full_what_is_cached_and_whole_goes_back() -> None:
     # 30 and 9 (cut from 20) are held of 60: 40 more do not fit. The free 30 go back, the 20 are in use.
     allocator = CachingAllocator(device=DeviceMemory(60 * MIB))
     kept = allocator.malloc(9 * MIB)
@@ -271,7 +271,7 @@ def test_pages_that_came_stay_when_the_rest_does_not_come() -> None:
     assert allocator.reserved == 60 * MIB
 
 
-def test_a_range_of_addresses_ends_at_nine_eighths_of_the_card() -> None:
+def test_a_range_of_addresses_ends_at_nine_eighths_of_the_gpu() -> None:
     # A GPU of 160 MiB: a range of 180, full up to 160. 20-60 and 80-140 are freed. For 80 MiB the GPU has nothing
     # left; both places go back, 100 MiB. Neither has room for 80, nor has the end of the range, 20: a second segment.
     allocator = CachingAllocator(EXPANDABLE, DeviceMemory(160 * MIB, total_bytes=160 * MIB))

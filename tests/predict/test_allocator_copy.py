@@ -14,7 +14,7 @@ SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:20", "roundup_pow
 
 
 @pytest.mark.parametrize("text", SETTINGS)
-def test_the_same_cards_serve(text: str) -> None:
+def test_the_same_gpus_serve(text: str) -> None:
     settings, outcomes = parse_settings(text)[0], set()
     for seed in range(6):
         trace = random_trace(seed, 400)

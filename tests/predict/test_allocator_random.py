@@ -67,7 +67,7 @@ def check_order(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("text", OPTIONS)
-def test_no_byte_is_lost_and_the_card_is_not_exceeded(text: str) -> None:
+def test_no_byte_is_lost_and_the_gpu_is_not_exceeded(text: str) -> None:
     settings, _ = parse_settings(text)
     source = random.Random(text)
     allocator = CachingAllocator(settings, DeviceMemory(CAP))

@@ -60,7 +60,7 @@ T4, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090 = (7, 5), (8, 0), (8, 6), (8,
         (A100, replace(BF16, head_sizes=(224, 224)), "flash"),
     ],
 )
-def test_the_kernel_that_a_card_runs(card: tuple[int, int], call: Call, kernel: str) -> None:
+def test_the_kernel_that_a_gpu_runs(card: tuple[int, int], call: Call, kernel: str) -> None:
     assert kernel_on_gpu(card, call) == kernel
 
 

@@ -162,7 +162,7 @@ def test_paged_states_are_the_hosts(worker: Worker, models: dict[str, Path]) -> 
     assert sum(alive(trace, "optimizer")) == states_of(setup, facts).total - paged + 2 * 1024
 
 
-def test_offloaded_optimizer_leaves_the_card(worker: Worker, models: dict[str, Path]) -> None:
+def test_offloaded_optimizer_leaves_the_gpu(worker: Worker, models: dict[str, Path]) -> None:
     setup = setup_of(models["gpt2"], "cpu-offload-optimizer")
     trace = traced(worker, setup)
     small = [size for size in facts_of(models["gpt2"]).sizes if size < 4096]

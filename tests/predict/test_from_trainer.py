@@ -220,7 +220,7 @@ def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
     assert [any("compute_metrics" in note for note in each.notes) for each in (bare, measured)] == [False, True]
 
 
-def test_bf16_on_a_card_without_it_is_refused_in_one_line() -> None:
+def test_bf16_on_a_gpu_without_it_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"^bf16: T4 has no bf16.*fp16[^\n]*$"):
         predict_trainer("gpt2", {"bf16": True}, sequence_length=64, gpu="T4")
 

@@ -208,7 +208,7 @@ def test_what_is_no_such_history_is_refused(tmp_path: Path) -> None:
     assert "snapshot" in refused(tmp_path / "list.json")
 
 
-def test_recording_without_a_card_is_refused(tmp_path: Path) -> None:
+def test_recording_without_a_gpu_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has one")
     with pytest.raises(RunError, match="no CUDA device"), record_history(tmp_path / "history.json"):
@@ -267,7 +267,7 @@ with record_history(sys.argv[1]):
 @pytest.mark.parametrize(
     "settings", ["", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4"]
 )
-def test_a_real_card_is_followed_block_by_block(settings: str, tmp_path: Path) -> None:
+def test_a_real_gpu_is_followed_block_by_block(settings: str, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     path = tmp_path / "history.json.gz"

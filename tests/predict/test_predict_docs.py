@@ -31,7 +31,7 @@ def test_without_evidence_nothing_is_claimed(script: SimpleNamespace, tmp_path: 
     assert script.gpu_table(tmp_path) == "Not yet measured on a GPU."
 
 
-def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespace, tmp_path: Path) -> None:
     def row(case: str, verdict: str, status: str, error: float) -> dict[str, Any]:
         return {
             "case": case, "kind": "train", "status": status, "peak_allocated_gib": 10.0,

@@ -85,7 +85,7 @@ def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
     assert "DeepSpeed" in alone.confidence.rests_on and alone.confidence.level == "trace"
 
 
-def test_the_verdict_follows_the_card() -> None:
+def test_the_verdict_follows_the_gpu() -> None:
     small = replace(MACHINE, gpu=gpu_of_size("1GB"))
     large = {**GPT2, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     found = predicted(small_setup(large), model=facts(large), machine=small)

@@ -174,13 +174,13 @@ def test_ram_and_disk_count_too() -> None:
     assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
 
 
-def test_without_a_card_there_is_no_verdict() -> None:
+def test_without_a_gpu_there_is_no_verdict() -> None:
     prediction = made().judged(MACHINE.with_gpu(None))
     assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu NAME" in prediction.why
     assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
 
 
-def test_judged_takes_the_card_s_capacity_and_what_lies_outside_the_allocator() -> None:
+def test_judged_takes_the_gpu_s_capacity_and_what_lies_outside_the_allocator() -> None:
     # 12290 MiB reserved: × 1.05 + 200 = 13104.5 MiB with slack; 500 MiB outside: 13604.5 MiB in all.
     for capacity, expected in ((13605 * MIB, "fits"), (13604 * MIB, "tight")):
         judged = made().judged(MACHINE.with_gpu(GPU.with_capacity(capacity)))

@@ -31,7 +31,7 @@ def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None
 
 
 @pytest.mark.parametrize(("setting", "weight_bytes"), [("sft", 4), ("sft", 2), ("sft, lora", 4)])
-def test_the_head_on_a_card_makes_a_tile_of_logits(worker: Worker, setting: str, weight_bytes: int) -> None:
+def test_the_head_on_a_gpu_makes_a_tile_of_logits(worker: Worker, setting: str, weight_bytes: int) -> None:
     words, length, batch = 40_000, 1024, 8
     setup = request(CHATTING[0], setting, "cuda").setup
     setup = setup.put("model.architecture", {**setup["model.architecture"], "vocab_size": words}, "wide")

@@ -26,7 +26,7 @@ from hf_memkit.zero.presets import preset_index
 from hf_memkit.zero.sizing import size_preset
 from tests.predict.cases import facts
 
-CARDS = ((1, 1), (2, 1), (8, 1), (8, 8), (8, 128))
+COUNTS = ((1, 1), (2, 1), (8, 1), (8, 8), (8, 128))
 """(GPUs of a machine, machines): 1, 2, 8, 64 and 1024 ranks."""
 
 SMALL: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_every_preset_is_predicted_to_the_end(preset: str) -> None:
     are the ledger's."""
     model = facts(SMALL)
     peaks = []
-    for gpus, nodes in CARDS:
+    for gpus, nodes in COUNTS:
         setup = setup_of(preset, SMALL, model, gpus, nodes)
         found = predicted(setup, model, gpus, nodes, trace=True)
         assert found.confidence.level == "trace", found.notes
@@ -95,8 +95,8 @@ def test_every_preset_is_predicted_for_llama_8b(preset: str) -> None:
     """By formula: a trace of each would take minutes, and one is made below."""
     model = describe("llama-8b-shape", LLAMA_8B, use_hub=False)
     several = [
-        predicted(setup_of(preset, LLAMA_8B, model, *cards), model, *cards, trace=False).peak_allocated_bytes
-        for cards in CARDS
+        predicted(setup_of(preset, LLAMA_8B, model, *counts), model, *counts, trace=False).peak_allocated_bytes
+        for counts in COUNTS
     ]
     assert all(size > 0 for size in several)
     assert all(more <= fewer + 2**20 for fewer, more in itertools.pairwise(several[1:]))
@@ -226,7 +226,7 @@ def test_moments_come_with_the_first_step() -> None:
     assert held == [512 + 2048, 512 + 8192 + 2048]
 
 
-def test_gradients_that_leave_the_card_leave_nothing() -> None:
+def test_gradients_that_leave_the_gpu_leave_nothing() -> None:
     found = one_rank(small_trace(), Ledger((row("largest gradient", 6144, "gradients", "backward"),))).peaks_by_phase()
     assert found["backward"] == 2048 + 6144 and found["optimizer"] == 512
 
@@ -239,7 +239,7 @@ def test_gathered_parameters_are_gone_before_the_step() -> None:
     assert not any("upper bound" in note for note in split_notes(Ledger(rows[:1])))
 
 
-def test_a_smaller_card_changes_the_verdict_only() -> None:
+def test_a_smaller_gpu_changes_the_verdict_only() -> None:
     model = facts(SMALL)
     setup = setup_of("zero2", SMALL, model, 2, 1)
     found = predicted(setup, model, 2, 1, trace=True)

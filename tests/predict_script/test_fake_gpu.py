@@ -128,7 +128,7 @@ def test_sequences_in_one_row_train_with_flash_attention(run: Run) -> None:
     assert any("_flash_attention_backward" in name for name in content["trace"]["operations"])
 
 
-def test_flash_attention_is_refused_on_a_card_that_it_has_no_kernels_for(run: Run) -> None:
+def test_flash_attention_is_refused_on_a_gpu_that_it_has_no_kernels_for(run: Run) -> None:
     """A T4 would be predicted to train with what its owner cannot run."""
     content = run("train(model(attn_implementation='flash_attention_2'))", (7, 5))
     assert "FlashAttention only supports Ampere GPUs or newer" in content["script_error"]["text"]
@@ -147,7 +147,7 @@ def test_liger_is_the_same_from_the_arguments_and_from_the_script(run: Run) -> N
     assert by_script == pytest.approx(by_argument, rel=0.02)
 
 
-def test_questions_after_the_card_are_answered(run: Run) -> None:
+def test_questions_after_the_gpu_are_answered(run: Run) -> None:
     """Torch would start CUDA, raise, or abort the process: `torch.Generator("cuda")`, pinned memory, summaries."""
     ended_well(
         run("""
@@ -191,7 +191,7 @@ def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
     assert run("train(model())")["about"]["memory_fraction"] == 1
 
 
-def test_what_is_loaded_to_the_card_is_there(run: Run) -> None:
+def test_what_is_loaded_to_the_gpu_is_there(run: Run) -> None:
     """Storages and safetensors would ask the driver for memory; PEFT loads its adapters by the latter."""
     ended_well(
         run("""

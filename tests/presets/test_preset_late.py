@@ -62,7 +62,7 @@ def test_a_field_of_training_arguments_is_told_from_one_of_trainer(model: str, t
         preset("lean", model=model).trainer(str(tmp_path), max_steps=3)
 
 
-def test_without_a_card_the_way_on_is_named(model: str, tmp_path: Path) -> None:
+def test_without_a_gpu_the_way_on_is_named(model: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=re.escape("arguments={'use_cpu': True}")):
         preset("8bit", model=model, gpu_memory="16GB").training_arguments(str(tmp_path))
 

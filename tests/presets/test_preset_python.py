@@ -72,7 +72,7 @@ class SeesTwoGpus(TrainingArguments):
         return 2
 
 
-def test_several_cards_in_one_process_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_several_gpus_in_one_process_are_refused(folder: Path, tmp_path: Path) -> None:
     """Trainer would multiply the batch by the number of GPUs: nothing of that is in the setup."""
     assert SeesTwoGpus(str(tmp_path), use_cpu=True, per_device_train_batch_size=3).train_batch_size == 6
     setup = preset("checkpointed", model=str(folder), arguments=CPU, **GPU)

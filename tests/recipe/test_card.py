@@ -24,13 +24,13 @@ from hf_memkit.memory.records import read_records
         ((9, 0), ["sm_90a"], True),
     ],
 )
-def test_whether_torch_has_kernels_for_a_card(
+def test_whether_torch_has_kernels_for_a_gpu(
     capability: tuple[int, int], architectures: list[str], expected: bool
 ) -> None:
     assert has_kernels(capability, architectures) is expected
 
 
-def test_one_card_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_gpu_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)

@@ -146,7 +146,7 @@ def test_what_the_formula_puts_far_off_is_not_traced_and_says_so(chooses: Recipe
     assert found is not None and named.problems
 
 
-def test_what_the_machine_lacks_beside_the_card_needs_no_trace(chooses: Recipe, machine: Machine) -> None:
+def test_what_the_machine_lacks_beside_the_gpu_needs_no_trace(chooses: Recipe, machine: Machine) -> None:
     counting = Counting()
     with pytest.raises(DoesNotFitError, match="of RAM by formula"):
         choose(chooses, machine.with_ram(2 * GIB), Request(), use_hub=False, judge=counting)

@@ -196,7 +196,7 @@ def test_settings_of_the_recipe(flan_t5: Recipe, machine: Machine) -> None:
     assert setup["model.dtype"] == "bfloat16" and not setup.arguments["fp16"]
 
 
-def test_a_card_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> None:
+def test_a_gpu_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> None:
     from hf_memkit.hardware import named_gpu
 
     setup = resolve(flan_t5, machine.with_gpu(named_gpu("T4")), Request(variant="resident"), use_hub=False)

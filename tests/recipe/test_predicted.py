@@ -21,13 +21,13 @@ def resolved_for(recipe: Recipe, machine: Machine, size: str, variant: str = "re
     return resolve(recipe, machine, Request(variant=variant), use_hub=False)
 
 
-def test_the_recipe_s_own_card_holds_it(recipe: Recipe, machine: Machine) -> None:
+def test_the_recipe_s_own_gpu_holds_it(recipe: Recipe, machine: Machine) -> None:
     found = predicted(resolved_for(recipe, machine, recipe.card), trace=False)
     assert found.verdict in ("fits", "tight") and found.confidence.level == "formula"
     assert predicted(resolved_for(recipe, machine, "80GB"), trace=False).verdict == "fits"
 
 
-def test_a_smaller_card_is_told_what_to_take_instead(
+def test_a_smaller_gpu_is_told_what_to_take_instead(
     recipe: Recipe, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = resolved_for(recipe, machine, "12GB")

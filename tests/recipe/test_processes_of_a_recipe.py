@@ -38,7 +38,7 @@ def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
 
 @without_a_gpu
 @pytest.mark.parametrize(("asked", "processes"), [(None, 2), (1, 1)])
-def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> None:
+def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> None:
     options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked, no_trace=True)
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
@@ -54,7 +54,7 @@ def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> N
 
 
 @without_a_gpu
-def test_dry_run_is_for_all_the_cards(memkit: Memkit) -> None:
+def test_dry_run_is_for_all_the_gpus(memkit: Memkit) -> None:
     ran = memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--no-trace", "--json")
     assert ran.returncode == 0, ran.stderr
     content = json.loads(ran.stdout)

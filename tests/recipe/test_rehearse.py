@@ -88,7 +88,7 @@ def test_accumulation_is_rehearsed_where_the_target_has_some(
     assert rehearsed["model_parts.chunked_loss"]["chunk_tokens"] == tokens / 4
 
 
-def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machine) -> None:
+def test_settings_that_need_a_gpu_have_stand_ins(recipe: Recipe, machine: Machine) -> None:
     """What a setup for a GPU may hold, and what a CPU makes of it; each is named as not rehearsed."""
     resolved = resolve(recipe, machine, Request(variant="resident"), use_hub=False)
     setup = resolved

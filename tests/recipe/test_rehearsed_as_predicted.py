@@ -40,7 +40,7 @@ def test_the_classifier_is_checkpointed_where_its_activations_need_it(card: str)
     assert any("by prediction" in note or "predicted to fit" in note for note in job.target.notes)
 
 
-def test_a_card_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> None:
+def test_a_gpu_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> None:
     job = rehearsed("bert-large-on-8gb", gpu="T4", ram="32GB")
     assert job.variant == "checkpointed" and job.target is not None and job.target["arguments.fp16"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.cards import CARDS
 from hf_memkit.errors import DoesNotFitError, SettingError
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
+from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
@@ -23,7 +23,7 @@ def make(recipe: Recipe, machine: Machine, variant: str = "auto", **request: obj
 
 
 def of(machine: Machine, card: str, ram_gib: float, disk_gib: float = 200) -> Machine:
-    gpu = named_gpu(card) if card in CARDS else gpu_of_size(card)
+    gpu = named_gpu(card) if card in KNOWN_GPUS else gpu_of_size(card)
     return replace(machine, gpu=gpu, ram_bytes=int(ram_gib * GIB), disk_free_bytes=int(disk_gib * GIB))
 
 
@@ -52,7 +52,7 @@ def test_auto_takes_the_first_variant_that_fits_and_says_why(
     assert all(why for _, why in resolved.rejected)
 
 
-def test_nothing_fits_a_tiny_card(recipe: Recipe, machine: Machine) -> None:
+def test_nothing_fits_a_tiny_gpu(recipe: Recipe, machine: Machine) -> None:
     with pytest.raises(DoesNotFitError, match=r"no variant of gpt2-on-16gb fits this machine: resident needs .* lora"):
         make(recipe, of(machine, "4GB", 8, 10))
 
@@ -71,7 +71,7 @@ def test_every_variant_resolves_completely_with_a_reason_for_each_choice(
     assert all(row.source and row.size_bytes > 0 for row in setup.ledger.rows)
 
 
-def test_sixteen_and_thirty_two_sequences_at_once_fit_a_16_gb_card(recipe: Recipe, machine: Machine) -> None:
+def test_sixteen_and_thirty_two_sequences_at_once_fit_a_16_gb_gpu(recipe: Recipe, machine: Machine) -> None:
     resident, offload = (make(recipe, machine, name) for name in ("resident", "offload"))
     for setup, micro_batch, accumulation in ((resident, 16, 2), (offload, 32, 1)):
         assert not setup.problems and "chunked-loss" in setup.techniques
@@ -91,9 +91,7 @@ def test_the_cheapest_checkpointing_that_fits_is_taken(
     assert note.count(" GiB") == {"activation": 4, "selective": 3, "none": 2}[chosen], "what was tried, and the limit"
 
 
-def test_a_card_on_which_nothing_fits_gets_the_last_checkpointing_and_is_told(
-    recipe: Recipe, machine: Machine
-) -> None:
+def test_a_gpu_on_which_nothing_fits_gets_the_last_checkpointing_and_is_told(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, of(machine, "12GB", 64), "resident")
     assert "activation-checkpointing" in setup.techniques and setup.problems
     assert any("of which none fits" in note for note in setup.notes)
@@ -111,7 +109,7 @@ def test_without_accumulation_offload_holds_no_accumulators(recipe: Recipe, mach
     assert more - less == pytest.approx(2 * 1_557_611_200 / GIB, abs=0.01), "2 bytes a parameter"
 
 
-def test_a_card_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Machine) -> None:
+def test_a_gpu_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, of(machine, "T4", 64), "offload")
     assert setup.arguments["fp16"] is True and setup.arguments["bf16"] is False
     assert setup["model.dtype"] == "float16"
@@ -193,7 +191,7 @@ def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machi
         make(recipe, machine, "lora", nvme_path="/fast")
 
 
-def test_a_machine_without_a_card_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
+def test_a_machine_without_a_gpu_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
     resolved = make(recipe, machine.with_gpu(None))
     assert resolved.resolved_for.machine.gpu is not None and resolved.resolved_for.machine.gpu.name == "16GB GPU"
 

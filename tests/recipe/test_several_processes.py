@@ -33,7 +33,7 @@ def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int =
         ("infinity", "1/8 of the weights on disk, and 1/8 of the gradients and optimizer states on disk (ZeRO-3)"),
     ],
 )
-def test_the_setup_says_what_each_card_and_machine_holds(
+def test_the_setup_says_what_each_gpu_and_machine_holds(
     recipe: Recipe, machine: Machine, variant: str, held: str
 ) -> None:
     setup = resolved = make(recipe, machine, variant, gpus=4, nodes=2)
@@ -49,7 +49,7 @@ def test_the_setup_says_what_each_card_and_machine_holds(
 
 
 @pytest.mark.parametrize(("variant", "trained_bytes"), [("resident", 2), ("lora", 4)])
-def test_cards_that_hold_everything_also_hold_buckets(
+def test_gpus_that_hold_everything_also_hold_buckets(
     recipe: Recipe, machine: Machine, variant: str, trained_bytes: int
 ) -> None:
     one, two = (make(recipe, machine, variant, gpus) for gpus in (1, 2))

@@ -41,7 +41,7 @@ def brim(step: int) -> float:
     return 8.0 if step > 2 else 1.0
 
 
-def test_a_full_card_that_lies_half_idle_is_fragmentation() -> None:
+def test_a_full_gpu_that_lies_half_idle_is_fragmentation() -> None:
     found = only(with_phases(training(gap=brim)), "fragmentation")
     assert found.first_step == 3
     assert found.figures["gap_gib"] > CAPACITY / 3
@@ -52,7 +52,7 @@ def test_fragmentation_that_came_late_and_at_once() -> None:
     assert only(with_phases(training(gap=lambda step: 8.0 if step > 120 else 1.0)), "fragmentation").first_step == 121
 
 
-def test_one_retry_in_a_card_that_is_nearly_full() -> None:
+def test_one_retry_in_a_gpu_that_is_nearly_full() -> None:
     change: dict[str, Any] = {"gap": lambda step: 5.7 if step > 30 else 0.5}
     assert diagnose(with_phases(training(**change))) == []
     found = only(with_phases(training(**change, retries=lambda step: int(step > 30))), "fragmentation")
@@ -107,7 +107,7 @@ def test_where_a_record_holds_several_forwards_it_is_left_open_who_reserved(chan
     ids=["a tenth of the GPU left", "the tensors need most of it", "much room, in spite of a retry"],
 )
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_gap_or_a_full_card_alone_is_no_news(change: dict[str, Any], seed: int) -> None:
+def test_a_gap_or_a_full_gpu_alone_is_no_news(change: dict[str, Any], seed: int) -> None:
     assert diagnose(with_phases(training(seed=seed, **change))) == []
 
 
@@ -120,7 +120,7 @@ def at(giants: dict[int, int], seed: int = 5) -> Records:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_few_long_inputs_of_which_the_last_fills_the_card(seed: int) -> None:
+def test_a_few_long_inputs_of_which_the_last_fills_the_gpu(seed: int) -> None:
     found = only(at({60: 1150, 110: 1250, 170: 1320}, seed), "longer batches")
     assert found.first_step == 60
     assert found.figures["peak_step"] == 170
@@ -138,7 +138,7 @@ def test_long_inputs_that_are_a_part_of_the_data_are_no_news() -> None:
     assert diagnose(at(dict.fromkeys(range(11, 201, 7), 1320))) == []
 
 
-def test_a_long_input_that_left_room_before_a_leak_filled_the_card() -> None:
+def test_a_long_input_that_left_room_before_a_leak_filled_the_gpu() -> None:
     length = changing_lengths(5)
     records = training(floor=lambda step: 0.037 * step, length=lambda step: 700 if step == 60 else length(step))
     assert max(record["peak_allocated_gib"] for record in records) > 0.9 * CAPACITY
@@ -154,7 +154,7 @@ def test_a_few_peaks_that_are_not_the_inputs_doing() -> None:
     assert diagnose(records) == []
 
 
-def test_near_the_card_means_of_what_is_left_of_it() -> None:
+def test_near_the_gpu_means_of_what_is_left_of_it() -> None:
     """A peak of 14.3 of 16 GiB: near with a usual context, far with a small one, as NVML says."""
     records = at({143: 1318})
     assert kinds(records) == ["longer batches"]

@@ -35,7 +35,7 @@ def test_a_leak_is_found_where_it_began(seed: int, begin: int, lengths: str) -> 
     assert leak.figures["last_step"] == 200
 
 
-def test_a_leak_says_when_the_card_is_full_and_calls_it_a_projection() -> None:
+def test_a_leak_says_when_the_gpu_is_full_and_calls_it_a_projection() -> None:
     leak = only(training(floor=lambda step: 10 * MIB * step), "leak")
     # Peak of step 200: 4 + 4 + 1.95 GiB; (16 − 9.95) GiB at 10 MiB a step are 619 steps.
     assert leak.figures["projected_full_step"] == pytest.approx(200 + 619, abs=10)

@@ -45,7 +45,7 @@ def test_lengths_that_were_short_by_chance_are_not_where_it_began() -> None:
     assert only(training(400, length=length.__getitem__), "longer batches").first_step == 250
 
 
-def test_one_longer_batch_that_fills_the_card() -> None:
+def test_one_longer_batch_that_fills_the_gpu() -> None:
     short = changing_lengths(5)
     found = only(training(length=lambda step: 1350 if step == 143 else short(step)), "longer batches")
     assert found.first_step == 143
@@ -80,7 +80,7 @@ def test_one_peak_with_an_input_that_is_not_the_longest() -> None:
     assert "longer batches" not in kinds(records)
 
 
-def test_a_job_that_always_fills_the_card_is_healthy() -> None:
+def test_a_job_that_always_fills_the_gpu_is_healthy() -> None:
     length = changing_lengths(1, 470, 512)
     records = training(length=lambda step: int(length(step) * (0.94 if step < 40 else 1)), activations=10.6)
     assert max(record["peak_allocated_gib"] for record in records) > 0.9 * CAPACITY
@@ -91,7 +91,7 @@ def test_slightly_longer_batches_are_no_news() -> None:
     assert diagnose(training(length=lambda step: 400 if step < 100 else 470)) == []
 
 
-def test_a_share_of_the_card_is_what_can_be_filled() -> None:
+def test_a_share_of_the_gpu_is_what_can_be_filled() -> None:
     records = training(length=lambda step: 620 if step == 143 else 300 + step % 3)
     assert diagnose(records) == []
     assert kinds(records, run={"hardware": {"allocator_cap_fraction": 0.57}}) == ["longer batches"]
@@ -237,7 +237,7 @@ def test_communicators_of_the_first_step_are_no_other_process() -> None:
     assert diagnose(records) == []
 
 
-def test_readings_of_another_card_are_no_other_process() -> None:
+def test_readings_of_another_gpu_are_no_other_process() -> None:
     records = training()
     for record in records:
         if "device_used_gib" in record:
@@ -245,6 +245,6 @@ def test_readings_of_another_card_are_no_other_process() -> None:
     assert diagnose(records) == []
 
 
-def test_little_of_a_large_card_is_no_news() -> None:
+def test_little_of_a_large_gpu_is_no_news() -> None:
     assert diagnose(training(others=lambda step: 0.5 if step > 100 else 0.0, capacity=80)) == []
     assert kinds(training(others=lambda step: 0.5 if step > 100 else 0.0)) == ["another process"]

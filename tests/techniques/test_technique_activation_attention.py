@@ -174,7 +174,7 @@ def test_the_setups_scores() -> None:
     assert any("padding mask" in note for note in named.notes)
 
 
-def test_flash_attention_asks_for_the_card() -> None:
+def test_flash_attention_asks_for_the_gpu() -> None:
     flash = find_technique("flash-attention")
     assert flash(Setup("x", job=gpt2_job())).problems == ()
     old = replace(gpt2_job(), machine=MACHINE.with_gpu(named_gpu("T4")))

@@ -235,7 +235,7 @@ def test_why_weights_are_not_prepared_for_kbit_training(folders: dict[str, Path]
 
 
 @pytest.mark.parametrize(("card", "dtype"), [("A100 40GB", "bfloat16"), ("T4", "float16")])
-def test_qlora_computes_in_what_the_card_computes_in(card: str, dtype: str) -> None:
+def test_qlora_computes_in_what_the_gpu_computes_in(card: str, dtype: str) -> None:
     setup = apply_preset("qlora", gpt2_job(machine=MACHINE.with_gpu(named_gpu(card))))
     assert setup["model.quantization"] == {**NF4, "bnb_4bit_compute_dtype": dtype}
     assert setup["adapter.target_modules"] == "all-linear" and "model.pad_vocabulary_to_multiple_of" not in setup

@@ -63,7 +63,7 @@ def test_each_says_what_it_saves_costs_and_when_not() -> None:
     assert lacking(says) == []
 
 
-def test_each_has_its_proof_of_the_result_or_says_why_only_a_card_can_show_it() -> None:
+def test_each_has_its_proof_of_the_result_or_says_why_only_a_gpu_can_show_it() -> None:
     shown = {"cpu": {name for kind, name in proved() if kind == "same-result"}, "curve": drawn()}
     assert lacking(lambda one: one.name in shown[one.proof] if one.proof in shown else bool(one.gpu_only)) == []
 

@@ -77,7 +77,7 @@ def test_a_conversion_takes_what_the_weights_take_and_the_file_s_type_nothing(ch
     assert own_bytes(model) == 2 * model.num_parameters()
 
 
-def test_weights_straight_to_the_card_is_one_setting_that_a_cpu_refuses(checkpoint: Path) -> None:
+def test_weights_straight_to_the_gpu_is_one_setting_that_a_cpu_refuses(checkpoint: Path) -> None:
     setup = named(checkpoint, applied("pure-bf16", "low-host-ram"))
     assert model_options(setup) == {"dtype": "bfloat16", "device_map": "cuda", "use_safetensors": True}
     with pytest.raises(RunError, match=r"low-host-ram loads the weights onto a GPU"):

@@ -68,7 +68,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("offload_gradients", "accumulation", "norm"), [(True, 1, 0.05), (True, 1, 0.0), (False, 3, 0.05)]
 )
-def test_it_trains_as_adamw_on_the_card(
+def test_it_trains_as_adamw_on_the_gpu(
     tmp_path: Path, offload_gradients: bool, accumulation: int, norm: float
 ) -> None:
     """With a schedule, clipping and accumulation. The step is the same arithmetic; the norm is summed in another
@@ -119,7 +119,7 @@ def test_step_hooks_and_states_are_where_tools_look_for_them() -> None:
         CPUOffloadOptimizer(model.parameters(), minimal_size=SMALL).register_step_post_hook(print)
 
 
-def test_a_group_without_small_tensors_needs_no_optimizer_on_the_card() -> None:
+def test_a_group_without_small_tensors_needs_no_optimizer_on_the_gpu() -> None:
     model = nn.Linear(16, 16, bias=False)
     optimizer = CPUOffloadAdamW(model.parameters(), lr=1e-3, minimal_size=SMALL, max_grad_norm=1.0)
     model(torch.ones(1, 16)).sum().backward()
@@ -162,14 +162,14 @@ def test_a_setup_with_it_builds_what_trains(tmp_path: Path) -> None:
     assert optimizer is CPUOffloadAdamW and options["max_grad_norm"] == 1.0 and options["offload_gradients"] is True
 
 
-def test_without_a_card_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchao.optim.cpu_offload.get_available_devices", lambda: ["cpu"])
     arguments = build_arguments(setup_of(), {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"})
     with pytest.raises(RunError, match=r"needs a CUDA or XPU GPU\. Omit it"):
         trainer_options(setup_of(), model=None, arguments=arguments)
 
 
-def test_a_rehearsal_without_a_card_steps_with_adamw_itself(recipe: Recipe, machine: Machine) -> None:
+def test_a_rehearsal_without_a_gpu_steps_with_adamw_itself(recipe: Recipe, machine: Machine) -> None:
     techniques = ("cpu-offload-optimizer", "bf16-autocast")
     variant = recipe.variants["resident"].model_copy(update={"techniques": techniques})
     changed = recipe.model_copy(update={"variants": {**recipe.variants, "resident": variant}})

@@ -226,7 +226,7 @@ def test_half_weights_under_deepspeed_train_as_fp32() -> None:
     assert half["master"] + half["moments"] == pytest.approx(each.elsewhere * half["parameters"], rel=0.01)
 
 
-def test_cards_without_bf16_get_fp16_or_a_problem() -> None:
+def test_gpus_without_bf16_get_fp16_or_a_problem() -> None:
     for name in ("half-weights-deepspeed", "half-weights-frozen"):
         setup = applied(name, card="T4")
         assert setup["model.dtype"] == "float16" and setup.arguments == {"bf16": False, "fp16": True}

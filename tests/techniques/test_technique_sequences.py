@@ -187,7 +187,7 @@ def test_grouping_that_does_nothing_stops_the_run(data: Any, said: str, tmp_path
         Trainer(model=causal_model(), args=args, train_dataset=data, **options).train()
 
 
-def test_the_multiple_is_the_card_s() -> None:
+def test_the_multiple_is_the_gpu_s() -> None:
     pad = TECHNIQUES["pad-to-multiple"]
     multiples = {
         name: pad(Setup("x", job=gpt2_job(machine=MACHINE.with_gpu(named_gpu(name)))))

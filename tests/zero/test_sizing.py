@@ -18,7 +18,7 @@ from hf_memkit.zero.sizing import Sized, size_preset
 from tests.fewer import one_each
 
 NOT_THE_CONFIG = ("bf16-emulated",)  # bf16 on a T4 is the arguments' mistake
-CARDS = ("T4", "RTX 4090", "RTX 4060 Ti 16GB", "A100 40GB", "A100 80GB", "H100 80GB")
+KNOWN_GPUS = ("T4", "RTX 4090", "RTX 4060 Ti 16GB", "A100 40GB", "A100 80GB", "H100 80GB")
 
 
 @cache
@@ -27,7 +27,7 @@ def facts(name: str) -> ModelFacts:
 
 
 def machine(gib: float = 64, card: str = "16GB", memlock: int | None = None) -> Machine:
-    gpu = named_gpu(card) if card in CARDS else gpu_of_size(card)
+    gpu = named_gpu(card) if card in KNOWN_GPUS else gpu_of_size(card)
     return Machine(gpu, int(gib * GIB), 4000 * GIB, "/data", 8, memlock_bytes=memlock)
 
 
@@ -65,7 +65,7 @@ def test_states_are_page_locked_only_where_the_rounded_blocks_fit() -> None:
     assert zenflow["offload_optimizer"]["pin_memory"] is False  # its states move to shared memory
 
 
-def test_buckets_stay_constant_but_for_small_cards_and_small_models() -> None:
+def test_buckets_stay_constant_but_for_small_gpus_and_small_models() -> None:
     def bucket(model: str, card: str) -> int:
         return int(sized("zero2", model, machine=machine(64, card)).config["zero_optimization"]["reduce_bucket_size"])
 
@@ -116,7 +116,7 @@ def test_every_computed_value_stands_in_the_config_with_its_reason() -> None:
             assert node == choice.value and choice.reason
 
 
-@pytest.mark.parametrize("card", one_each(CARDS, lambda card: card == "T4"))
+@pytest.mark.parametrize("card", one_each(KNOWN_GPUS, lambda card: card == "T4"))
 def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parser(
     card: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
