@@ -31,14 +31,14 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
         sampler = _sampler(train_dataloader)
         if not isinstance(sampler, LengthGroupedSampler):
             raise RuntimeError(
-                "samples are not grouped by length: the training dataset has no length of its own (an IterableDataset "
-                "comes in its own order); group it where it is made, or leave out length-grouped"
+                "length-grouped has no effect: the training data set has no length (an IterableDataset). Give a data "
+                "set with a length, or omit length-grouped"
             )
         lengths = set(sampler.lengths)
         if len(lengths) == 1:
             raise RuntimeError(
-                f"grouping by length does nothing: every sample has {lengths.pop()} tokens (padded or packed "
-                "before); leave out length-grouped, or do not pad when tokenizing"
+                f"length-grouped has no effect: every sample has {lengths.pop()} tokens (padded or packed before). "
+                "Tokenize without padding, or omit length-grouped"
             )
 
 

@@ -32,10 +32,10 @@ def install(model: nn.Module, *, pin_memory: bool = True) -> Callable[[], None]:
     """
     accelerator = torch.accelerator.current_accelerator()
     if pin_memory and accelerator is None:
-        raise ValueError("pinned memory needs an accelerator to copy to; set pin_memory to false on a CPU")
+        raise ValueError("pin_memory=True: pinned memory needs a GPU, and torch finds none. Write pin_memory=False")
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer; nothing would be checkpointed")
+        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer. Omit checkpoint_offload")
     device_type = "cpu" if accelerator is None else accelerator.type
 
     def offloading(function: Callable[..., Any], *args: Any) -> Any:

@@ -44,7 +44,7 @@ def install(model: nn.Module) -> Callable[[], None]:
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer; nothing would be checkpointed")
+        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer. Omit selective-checkpointing")
     # Also the modules around the layers: with the flag on, a model makes no cache in training.
     switched = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     before = [{name: vars(module)[name] for name in _FLAGS if name in vars(module)} for module in switched]

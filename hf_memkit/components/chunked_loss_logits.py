@@ -65,28 +65,27 @@ class NotedLogits:
         return self.noted(lambda logits: logits / divisor)
 
     def __getitem__(self, index: Any) -> Any:
-        raise self._refusal("indexes them")
+        raise self._refusal("indexes its logits")
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("__") else self._refusal(f"uses .{name}")
+        raise AttributeError(name) if name.startswith("__") else self._refusal(f"uses .{name} of its logits")
 
     @classmethod
     def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         noted = next(value for value in (*args, *(kwargs or {}).values()) if isinstance(value, cls))
         if func in (torch.tanh, nn.functional.tanh) and len(args) == 1 and not kwargs:
             return noted.tanh()
-        raise noted._refusal(f"calls {getattr(func, '__name__', func)}")
+        raise noted._refusal(f"calls {getattr(func, '__name__', func)} on its logits")
 
     def _must_be_constant(self, value: Any) -> None:
         if not isinstance(value, Tensor | int | float) or (
             isinstance(value, Tensor) and (value.dim() > 0 or value.requires_grad)
         ):
-            raise self._refusal("scales them by something that is not a constant")
+            raise self._refusal("scales its logits by something other than a constant number")
 
     def _refusal(self, doing: str) -> ValueError:
         return ValueError(
-            f"chunked_loss cannot be used: {self.chunked.name} does with its logits what chunks cannot repeat "
-            f"({doing})"
+            f"{self.chunked.name} {doing}, which chunked_loss cannot repeat for each chunk. Omit chunked_loss"
         )
 
 

@@ -126,7 +126,7 @@ class ChunkedSum:
             if not reason:
                 return "torch"
         if self.engine != "auto":
-            raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
+            raise ValueError(f"chunked_loss: engine={self.engine!r}: {reason}. Write engine='auto'")
         return "loop"
 
     def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
@@ -135,23 +135,23 @@ class ChunkedSum:
         if steps:
             return "the model scales or caps its logits"
         if type(head) is not nn.Linear:
-            return f"the output embedding is a {type(head).__name__}"
+            return f"the output embedding is a {type(head).__name__}, not an nn.Linear"
         # DeepSpeed's stage 3 gathers a weight in hooks of its module; others hook on to have it called.
         if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
-            return "the output embedding has hooks"
+            return "the output embedding has hooks, which would not run"
         if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
-            return "the weight of the output embedding is not whole"
+            return f"the output embedding has a weight of shape {tuple(head.weight.shape)}, not (…, {hidden.shape[1]})"
         return ""
 
     def _not_torch(self, hidden: Tensor) -> str:
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return "this torch has no linear_cross_entropy"
+            return f"torch {torch.__version__} has no linear_cross_entropy"
         if self.smoothing:
-            return "torch's form has no label smoothing: it makes all logits then"
+            return "linear_cross_entropy makes all logits if label_smoothing is set"
         if hidden.dtype != torch.float32 or self.head.weight.dtype != torch.float32:
-            return "torch's form returns a 16-bit loss"
+            return "linear_cross_entropy returns a 16-bit loss"
         if torch.is_autocast_enabled(hidden.device.type):
-            return "torch's form takes no part in autocast"
+            return "linear_cross_entropy ignores autocast"
         return ""
 
 

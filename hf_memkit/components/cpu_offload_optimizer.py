@@ -110,23 +110,25 @@ def trainer_options(
     accumulation = arguments.gradient_accumulation_steps
     problems = []
     if arguments.world_size > 1 or arguments.n_gpu > 1:
-        problems.append("cpu_offload_optimizer is for one GPU: each process would step with its own gradients")
+        gpus = max(arguments.world_size, arguments.n_gpu)
+        problems.append(f"{gpus} GPUs: cpu_offload_optimizer supports one. Train on one GPU, or omit it")
     if arguments.deepspeed or arguments.fsdp:
-        problems.append("DeepSpeed and FSDP have their own offloading; omit them, or cpu_offload_optimizer")
+        engine = "deepspeed" if arguments.deepspeed else "fsdp"
+        problems.append(f"{engine}: it offloads in its own way. Omit {engine} or cpu_offload_optimizer")
     if arguments.fp16:
-        problems.append("fp16=True unscales gradients that are still being copied to the host; use bf16")
+        problems.append("fp16=True: gradients would be unscaled while they are copied to RAM. Write bf16=True")
     if arguments.max_grad_norm:
         problems.append(
-            f"max_grad_norm={arguments.max_grad_norm} would clip nothing: the gradients are on the host already. "
-            f"Set it to 0, and max_grad_norm of cpu_offload_optimizer instead"
+            f"max_grad_norm={arguments.max_grad_norm}: would clip nothing, because the gradients are in RAM already. "
+            "Write max_grad_norm=0, and set max_grad_norm of cpu_offload_optimizer instead"
         )
     if offload_gradients and accumulation > 1:
         problems.append(
-            f"offload_gradients=True with gradient_accumulation_steps={accumulation} would use only the last "
-            f"micro-batch's gradients; omit offload_gradients"
+            f"offload_gradients=True: with gradient_accumulation_steps={accumulation} only the gradients of the last "
+            "micro-batch would be used. Omit offload_gradients"
         )
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError("\n".join(problems))
     options = {
         "lr": arguments.learning_rate,
         "betas": (arguments.adam_beta1, arguments.adam_beta2),

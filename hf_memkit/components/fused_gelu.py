@@ -56,7 +56,7 @@ def install(model: nn.Module) -> Callable[[], None]:
     ]
     if not places:
         raise ValueError(
-            f"{type(model).__name__} has no activation function composed of several operations: nothing to fuse"
+            f"{type(model).__name__} has no activation function of several operations to fuse. Omit fused-gelu"
         )
     for parent, name, module, fused in places:
         fused.train(module.training)

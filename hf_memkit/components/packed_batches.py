@@ -43,16 +43,16 @@ def trainer_options(
     attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
     flash = "flash" in attention  # also `kernels-community/flash-attn2`
     if getattr(arguments, "use_cache", False):
-        raise ValueError("use_cache=True: with a cache the model takes a row for one text; set it to False")
+        raise ValueError("use_cache=True: with a cache the model reads a row as one text. Write use_cache=False")
     longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if length is not None:
         if not isinstance(length, int) or isinstance(length, bool) or length < 2:
-            raise ValueError(f"length={length!r}: must be a whole number of at least 2 tokens")
+            raise ValueError(f"length={length!r}: must be a whole number, at least 2")
         if longest is not None and length > longest:
-            raise ValueError(f"length={length}: the model has {longest} positions")
+            raise ValueError(f"length={length}: the model has {longest} positions. Give {longest} or less")
         if flash:
             raise ValueError(
-                f"{attention} keeps sequences apart in a batch of one row only; use padding-free in place of packing"
+                f"{attention} separates samples only in a batch of one row. Use padding-free instead of packing"
             )
     callbacks: list[Any] = []
     if flash:
@@ -101,11 +101,13 @@ def _refuse_leaks(model: nn.Module, autocast: torch.dtype | None = None) -> None
         found = leaks(model, autocast)
     except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RuntimeError(f"{name} cannot be tried with several sequences in a row: {said}") from error
+        raise RuntimeError(
+            f"{name}: a trial with two samples in one row failed ({said}). Pad instead: technique pad-to-multiple"
+        ) from error
     if found:
         raise RuntimeError(
-            f"in {name} sequences that share a row see each other, because it does not build its mask from position "
-            f"ids; pad instead (technique pad-to-multiple)"
+            f"{name}: samples in one row affect each other, because position_ids do not separate them. Pad instead: "
+            "technique pad-to-multiple"
         )
 
 
@@ -173,7 +175,9 @@ class PackedRows:
         for text in texts:
             size = len(text["input_ids"])
             if size > self.length:
-                raise ValueError(f"a sample has {size} tokens, and a row {self.length}; cut it, or make rows longer")
+                raise ValueError(
+                    f"a sample has {size} tokens, and a row {self.length}. Truncate it, or give a larger length"
+                )
             place = next((number for number, free in enumerate(left) if free >= size), None)
             if place is None:
                 rows.append([text])
@@ -205,13 +209,14 @@ def _text_of(sample: Mapping[str, Any]) -> dict[str, list[int]]:
         ValueError: there are no `input_ids`, or as many labels as tokens.
     """
     if "input_ids" not in sample:
-        raise ValueError(f"a sample has no input_ids; it has {', '.join(sample)}")
+        raise ValueError(f"a sample has no input_ids, only {', '.join(sample)}. Tokenize the data set")
     ids = torch.as_tensor(sample["input_ids"])
     given = sample.get("labels")
     labels = ids if given is None else torch.as_tensor(given)
     if labels.shape != ids.shape:
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} for {len(ids)} tokens: only a label a token can share a row"
+            f"labels: shape {tuple(labels.shape)} for {len(ids)} tokens. Give one label a token, or pad instead: "
+            "technique pad-to-multiple"
         )
     mask = sample.get("attention_mask")
     kept = torch.ones(len(ids), dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()

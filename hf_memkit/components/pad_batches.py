@@ -99,8 +99,8 @@ class PadBatches:
         """
         rows = [self._row(sample) for sample in samples]
         names = rows[0].keys()
-        if any(row.keys() != names for row in rows):
-            raise ValueError("the samples of a batch have different fields; give all of them the same")
+        if differing := {name for row in rows for name in row.keys() ^ names}:
+            raise ValueError(f"only some samples of a batch have {', '.join(sorted(differing))}. Give all or none")
         width = self._width(max(len(row["input_ids"]) for row in rows))
         self.tokens += sum(len(row["input_ids"]) for row in rows)
         self.padding_tokens += sum(width - len(row["input_ids"]) for row in rows)
@@ -122,7 +122,7 @@ class PadBatches:
 
     def _row(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
         if "input_ids" not in sample:
-            raise ValueError(f"a sample has no input_ids; it has {', '.join(sample)}")
+            raise ValueError(f"a sample has no input_ids, only {', '.join(sample)}. Tokenize the data set")
         row = {}
         for name, value in sample.items():
             if value is not None and (self._keep is None or name in self._keep):
@@ -131,7 +131,9 @@ class PadBatches:
         row.setdefault("attention_mask", torch.ones(count, dtype=torch.int64))
         for name, value in row.items():
             if value.dim() > 1 or (value.dim() == 1 and name not in self._second and len(value) != count):
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, and input_ids has {count} tokens")
+                raise ValueError(
+                    f"{name}: shape {tuple(value.shape)} for {count} input_ids. Give one value a token or a sample"
+                )
         text = row["attention_mask"].nonzero().flatten()
         if len(text) and len(text) < count:  # padded before: on either side, never inside of the text
             span = slice(int(text[0]), int(text[-1]) + 1)

@@ -31,9 +31,9 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) 
         ValueError: the arguments do not ask for a batch at a time, or leave metrics out.
     """
     if not getattr(arguments, "batch_eval_metrics", False):
-        raise ValueError("batch_eval_metrics=False: Trainer would keep all predictions. Set it to True")
+        raise ValueError("batch_eval_metrics=False: Trainer would keep all predictions. Write batch_eval_metrics=True")
     if getattr(arguments, "prediction_loss_only", False):
-        raise ValueError("prediction_loss_only=True: no metric would ever be computed. Set it to False")
+        raise ValueError("prediction_loss_only=True: no metric would be computed. Write prediction_loss_only=False")
     shift = not getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_causal(model)
     return {"compute_metrics": TokenAccuracy(shift=shift), "preprocess_logits_for_metrics": most_likely}
 
@@ -83,7 +83,7 @@ def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
         found, labels = _array(prediction.predictions), _array(prediction.label_ids)
         if found.dtype.kind == "f":
             raise ValueError(
-                "predictions are logits, which Trainer would all keep. Give it "
+                "predictions are logits, which would all be kept. Give Trainer "
                 "preprocess_logits_for_metrics=most_likely"
             )
         kept.append((found.astype(np.int32), labels.astype(np.int32)))

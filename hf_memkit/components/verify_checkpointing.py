@@ -35,7 +35,10 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     With `torch_compile` it says that nothing was verified: hooks do not see what compiled code computes again.
     """
     if getattr(arguments, "torch_compile", False):
-        logging.get_logger(__name__).warning("Activation checkpointing is not verified: compiled layers are not seen")
+        logging.get_logger(__name__).warning(
+            "torch_compile=True: activation checkpointing is not verified, because hooks do not see what compiled "
+            "code recomputes. To verify it, train one step without torch_compile"
+        )
         return {}
     return {"callbacks": [VerifyCheckpointing(every)]}
 
@@ -106,21 +109,23 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
         self.layers, self.recomputed = len(self._ran), len(self._ran & self._again)
         if not self._ran:
             raise RuntimeError(
-                f"activation checkpointing is asked for, and {type(model).__name__} ran no layer that could be "
-                "checkpointed"
+                f"activation checkpointing has no effect: {type(model).__name__} ran no layer to checkpoint. Omit it"
             )
         if missing := len(expected - self._again):
             raise RuntimeError(
-                f"activation checkpointing is asked for, and {missing} of {len(expected)} layers that should have "
-                f"been computed again in the first step were not: {self._why(model)}"
+                f"activation checkpointing: {missing} of {len(expected)} layers were not recomputed in the first "
+                f"step: {self._why(model)}"
             )
 
     def _why(self, model: nn.Module) -> str:
         if not model.training or any(not layer.training for layer in _layers(model)):
-            return "the model is in evaluation mode, where transformers checkpoints nothing; call model.train()"
+            return "the model or a layer is in evaluation mode, where nothing is checkpointed. Call model.train()"
         if not self._flagged:
-            return "no layer has the switch on; a wrapper of the model swallowed it, or the argument was set too late"
-        return "those layers have the switch off, or their class does not do what the switch says"
+            return (
+                "gradient_checkpointing is False in every layer: a wrapper of the model dropped the call, or it was "
+                "set too late. Turn it on in the model itself, before train()"
+            )
+        return "gradient_checkpointing is False in those layers, or their class ignores it. Omit it for this model"
 
     def _remove(self) -> None:
         while self._handles:
