@@ -1,7 +1,7 @@
-"""Looks, when training begins, whether samples are really grouped by length, and whether that can change anything.
+"""Stops a run whose samples are not grouped by length, or all have one length.
 
-Trainer groups only what has a length of its own: with an IterableDataset it goes on in the dataset's order, and says
-so in the log only (transformers 5.23.0: trainer.py 1075-1086).
+Trainer cannot group an IterableDataset, which has no length: it logs a warning and trains in the data set's order
+(transformers 5.23.0: trainer.py 1075-1086).
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -18,7 +18,7 @@ __all__ = ["CheckLengthGrouping", "trainer_options"]
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """A callback that raises RuntimeError before the first step where grouping by length does nothing."""
+    """A callback that raises RuntimeError before the first step if grouping by length has no effect."""
     return {"callbacks": [CheckLengthGrouping()]}
 
 

@@ -30,7 +30,7 @@ __all__ = ["install"]
 
 
 def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
-    """Checkpoints every `segment_layers` consecutive layers of each stack of `model` as one; returns the undoing.
+    """Checkpoints every `segment_layers` consecutive layers of `model` as one; returns a function that undoes it.
 
     Raises:
         ValueError: `segment_layers` is below 1, or the model has no stack of layers that transformers can checkpoint.

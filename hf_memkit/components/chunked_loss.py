@@ -34,23 +34,23 @@ def install(
     engine: str = "auto",
     self_check: bool = True,
 ) -> Callable[[], None]:
-    """Let `model` compute its loss in chunks; the returned function undoes it.
+    """Makes `model` compute its loss in chunks; returns a function that undoes it.
 
-    In training the output's `logits` are None. Without gradients they are made when something looks at them, so that
-    an evaluation of the loss alone never makes them, and one with `compute_metrics` gets what it always got.
+    In training the output's `logits` are None. Without gradients they are computed when something reads them: an
+    evaluation of the loss alone never computes them, and one with `compute_metrics` gets them as before.
 
     Args:
         model: a causal language model of transformers, or a PEFT model around one.
         chunk_tokens: tokens in a chunk; None: `chunk_tokens_for`. Liger's kernel chooses its own.
-        label_smoothing: instead of `TrainingArguments.label_smoothing_factor`, for which Trainer takes the labels away
-            from the model and asks for all logits.
-        engine: "auto", or one of "liger", "torch", "loop" where it is applicable.
+        label_smoothing: replaces `TrainingArguments.label_smoothing_factor`, for which Trainer removes the labels from
+            the model's inputs and needs all logits.
+        engine: "auto" (the fastest available), "liger", "torch" or "loop".
         self_check: compare with the model's own loss on eight tokens.
 
     Raises:
-        TypeError: `model` is no causal language model with an output embedding and transformers' loss for them.
-        ValueError: an option that makes no sense, or logits that this cannot reproduce.
-        RuntimeError: installed already.
+        TypeError: `model` is not a causal language model with an output embedding and transformers' ForCausalLMLoss.
+        ValueError: an option is out of range, or chunks cannot repeat what the model does with its logits.
+        RuntimeError: installed already, or Liger fuses the loss.
     """
     if chunk_tokens is not None and chunk_tokens < 1:
         raise ValueError(f"chunk_tokens={chunk_tokens}: must be at least 1")

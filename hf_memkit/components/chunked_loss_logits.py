@@ -1,4 +1,4 @@
-"""Logits that were not made: a note of what would make them, for the loss in chunks (`chunked_loss.py`).
+"""Placeholders for logits, which hold what would compute them, for the loss in chunks (`chunked_loss.py`).
 
 This file needs torch and nothing else.
 """
@@ -24,14 +24,14 @@ def vocabulary_of(head: Any) -> int:
 
 
 class NotedLogits:
-    """What the output embedding was given, and what the model did to the logits that it would have made.
+    """Placeholder for logits: the output embedding's input, and the operations that the model applied to the logits.
 
-    Operations on each logit by itself are noted; anything else is refused.
+    Operations that change each logit alone are recorded; any other raises ValueError.
 
     Attributes:
-        chunked: the loss in chunks that makes logits of `hidden` (`head`, `name`, `logits(hidden, steps)`).
-        hidden: what the output embedding was given, [..., width].
-        steps: what the model did to the logits since, in order.
+        chunked: the loss in chunks that computes logits from `hidden` (`head`, `name`, `logits(hidden, steps)`).
+        hidden: the output embedding's input, [..., width].
+        steps: the operations, in order.
     """
 
     def __init__(self, chunked: Any, hidden: Tensor, steps: tuple[Step, ...] = ()) -> None:
@@ -90,7 +90,7 @@ class NotedLogits:
 
 
 class LogitsOnDemand(torch.Tensor):
-    """All logits of an evaluation, made as the model would have made them when the first operation looks at them."""
+    """All logits of an evaluation, computed as the model does when an operation first reads them."""
 
     noted: NotedLogits
     autocast: tuple[str, torch.dtype, bool]
@@ -123,7 +123,7 @@ class LogitsOnDemand(torch.Tensor):
 
 
 def without_notes(output: Any, instead: Callable[[NotedLogits], Any]) -> Any:
-    """The model's output with `instead` of the logits that were never made."""
+    """The model's output, with each NotedLogits replaced by what `instead` returns for it."""
 
     def value_of(value: Any) -> Any:
         return instead(value) if isinstance(value, NotedLogits) else value

@@ -1,4 +1,4 @@
-"""The sum of the losses of many tokens, chunk by chunk, by the fastest way that is applicable (`chunked_loss.py`).
+"""The sum of the losses of many tokens, chunk by chunk, with the fastest engine available (`chunked_loss.py`).
 
 Each chunk is done by
 - Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA GPU, if liger-kernel is installed;
@@ -49,7 +49,7 @@ class ChunkedSum:
         chunk: tokens in a chunk; None: `chunk_tokens_for`.
         smoothing: label smoothing.
         engine: "auto", or one of `ENGINES`.
-        work: what the next call of the output embedding is to do instead of its own forward.
+        work: what the next call of the output embedding does instead of its own forward.
     """
 
     def __init__(self, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:

@@ -43,10 +43,10 @@ def _fused(module: nn.Module) -> nn.Module | None:
 
 
 def install(model: nn.Module) -> Callable[[], None]:
-    """Replace the composed activation functions in `model`; the returned function puts them back.
+    """Replaces the composed activation functions in `model`; returns a function that undoes it.
 
     Raises:
-        ValueError: there is none, so that nothing would be saved.
+        ValueError: the model has none.
     """
     places = [
         (parent, name, module, fused)

@@ -1,12 +1,12 @@
-"""A collator that puts whole sequences one after the other, instead of padding each to the longest.
+"""A collator that joins whole sequences in rows, instead of padding each to the longest.
 
 Two forms. Padding-free: all of a micro-batch in one row, and no padding at all. Packed: rows of a fixed length that
 hold as many whole sequences as fit (first fit, longest first), and only what is left over is padded.
 
 Sequences in one row must not see each other. transformers builds the mask for that from position ids that begin again
 at 0, but only for models that pass them on to it, without an attention mask and without a cache
-(transformers 5.23.0: masking_utils.py 873-883). Other models take the row for one long text, and say nothing. So the
-model is tried first: the first sequence of a row is changed, and the second one's logits must not.
+(transformers 5.23.0: masking_utils.py 873-883). Other models silently read the row as one text. So the model is tried
+first: the first sequence of a row is changed, and the second one's logits must not change.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -28,7 +28,7 @@ _IGNORED = -100
 def trainer_options(
     *, model: nn.Module, processing_class: Any, arguments: Any, length: int | None = None
 ) -> dict[str, Any]:
-    """`data_collator`, after the model was tried; on a GPU-only attention a callback tries it when training begins.
+    """`data_collator`, after a trial of the model; with GPU-only attention a callback tries it when training begins.
 
     Args:
         model: the model as Trainer gets it.
@@ -37,8 +37,8 @@ def trainer_options(
         length: tokens in a row; None: one row, of any length (padding-free).
 
     Raises:
-        ValueError: `length` is too large for the model, or the attention cannot keep rows apart.
-        RuntimeError: sequences in one row see each other in this model.
+        ValueError: `length` is too large for the model, or its attention cannot separate samples in several rows.
+        RuntimeError: sequences in one row affect each other in this model.
     """
     attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
     flash = "flash" in attention  # also `kernels-community/flash-attn2`
@@ -66,11 +66,11 @@ def trainer_options(
 
 
 def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether sequences that stand in one row, with position ids that begin again, see each other.
+    """Whether sequences in one row, with position ids that begin again, affect each other.
 
-    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model is
-    left as it was. Logits that are no numbers count as a leak: they cannot be told apart. `autocast`: the type to
-    compute in where the weights have another.
+    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model does
+    not change. NaN logits count as a leak: they cannot be compared. `autocast`: the dtype to compute in, if not the
+    weights' own.
     """
     device = next(model.parameters()).device
     first, second = torch.arange(1, 7), torch.arange(2, 7)  # any tokens that every vocabulary has
@@ -117,7 +117,7 @@ def _partitioned(model: nn.Module) -> bool:
 
 
 class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
-    """Tries the model when it stands on its GPU."""
+    """Tries the model when it is on its GPU."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if model is not None and not _partitioned(model):
@@ -126,10 +126,10 @@ class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
 
 
 class PaddingFree:
-    """Called with a list of samples, gives `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
+    """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
 
-    The work is done by transformers' DataCollatorWithFlattening. It takes no notice of an attention mask, so that
-    samples that were padded before are cut to their text first.
+    transformers' DataCollatorWithFlattening does the work. It ignores attention masks, so that padded samples are cut
+    to their text first.
 
     Attributes:
         tokens: counted over all batches made so far in this process; `padding_tokens` is always 0.
@@ -150,7 +150,7 @@ class PaddingFree:
 
 
 class PackedRows:
-    """Called with a list of samples, gives `input_ids`, `labels` and `position_ids` of shape (rows, `length`).
+    """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (rows, `length`).
 
     Attributes:
         length: tokens in a row.

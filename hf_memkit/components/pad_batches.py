@@ -1,10 +1,10 @@
 """A collator that pads each batch to its own longest sample, rounded up to a multiple.
 
 transformers has collators that pad; each pads some of the inputs. This one pads the token inputs and the labels of
-causal, masked, classification and encoder-decoder models alike. It never takes a token of the text for padding
-(GPT-2's padding token is its end-of-text token, whose labels DataCollatorForLanguageModeling drops), cuts off what was
-padded before, and leaves out what the model does not take. It pads on the right, whatever the tokenizer's side is: on
-the left more padding would shift the positions of models that count them from the first column, such as GPT-2.
+causal, masked, classification and encoder-decoder models alike. It never treats a token of the text as padding
+(GPT-2's padding token is its end-of-text token, whose labels DataCollatorForLanguageModeling drops), removes earlier
+padding, and omits inputs that the model does not take. It pads on the right, whatever the tokenizer's side is: on the
+left more padding would shift the positions of models that count them from the first column, such as GPT-2.
 
 In causal models the first label of a sample is left out: nothing predicts it, but Trainer counts it where it does not
 recognise the loss (transformers 5.23.0: trainer.py 2316-2328, `_loss_shifts_labels`; GPT-2's class has no loss type),
@@ -35,7 +35,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     """`data_collator`: pads to the batch's longest sample, rounded up to `multiple` tokens.
 
     Args:
-        model: what it does not take is left out of the batch; a causal language model gets labels where none are.
+        model: inputs that it does not take are omitted; a causal language model gets labels if there are none.
         processing_class: the tokenizer, for its padding token; without one it is 0.
         arguments: not used.
         multiple: at least 1.
@@ -62,7 +62,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
 
 
 class PadBatches:
-    """Called with a list of samples, gives `{input: tensor}` of shape (samples, tokens), or (samples,) for numbers.
+    """Collator: a list of samples → `{input: tensor}` of shape (samples, tokens), or (samples,) for numbers.
 
     `tokens` is the longest sample's number rounded up to `multiple`, but never more than `longest`.
 
@@ -95,7 +95,7 @@ class PadBatches:
         """The batch.
 
         Raises:
-            ValueError: a sample has no `input_ids`, an input of another length than they, or fields that others lack.
+            ValueError: a sample has no `input_ids`, an input of another length, or fields that other samples lack.
         """
         rows = [self._row(sample) for sample in samples]
         names = rows[0].keys()

@@ -1,4 +1,4 @@
-"""Watches torch.compile while Trainer runs: was anything compiled, and does it keep compiling.
+"""Stops a run if torch.compile compiled nothing or gave up, and warns if it keeps compiling.
 
 torch compiles a function again when what it was compiled for changes, such as the number of tokens. After
 `torch._dynamo.config.recompile_limit` times it gives up, and runs that function uncompiled from then on, with one
@@ -26,13 +26,13 @@ _LIMIT = "Dynamo recompile limit exceeded"  # torch 2.13.0: _dynamo/convert_fram
 def trainer_options(
     *, model: nn.Module, processing_class: Any, arguments: Any, settled_after: int = 50, most: int = 8
 ) -> dict[str, Any]:
-    """A callback that raises RuntimeError if nothing is compiled, or torch gave up compiling; see RecompilationGuard.
+    """A callback that raises RuntimeError if nothing was compiled or torch gave up compiling; see RecompilationGuard.
 
     Args:
         model, processing_class: not used.
         arguments: the TrainingArguments.
         settled_after: steps after which nothing new should be compiled.
-        most: graphs that may be compiled after that before a warning says so.
+        most: graphs that may be compiled after that without a warning.
 
     Raises:
         ValueError: a number is below 0.

@@ -1,7 +1,7 @@
-"""Sound in, one channel of numbers at the rate that the model hears out.
+"""Reads sound files as one channel of samples at the model's rate.
 
 WAV is read here, because Python's `wave` refuses what many programs write: floats, in all its versions, and the
-"extensible" header of 24-bit files before 3.12. Whatever else there is (FLAC, MP3, OGG …) is read by soundfile.
+"extensible" header of 24-bit files before 3.12. Other formats (FLAC, MP3, OGG …) are read by soundfile.
 
 This file needs numpy only, and soundfile for what is not WAV, so that it can lie beside a script.
 """
@@ -29,7 +29,7 @@ _EDGE: Final = 0.05
 
 
 class SoundError(ValueError):
-    """Sound that cannot be read; says why."""
+    """Sound that cannot be read; the message has the reason."""
 
 
 def read_sound(source: str | Path | bytes, rate: int) -> Samples:
@@ -37,7 +37,7 @@ def read_sound(source: str | Path | bytes, rate: int) -> Samples:
 
     Raises:
         SoundError: it cannot be read.
-        OSError: there is no such file.
+        OSError: no such file.
     """
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
     samples, own_rate = _decode(content)

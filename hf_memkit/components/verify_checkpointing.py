@@ -1,8 +1,7 @@
-"""Looks in the first step whether activation checkpointing works: a switch that is on proves nothing, a layer that
-runs a second time does.
+"""Stops a run in its first step if activation checkpointing recomputed too few layers.
 
-A wrapper may swallow the switch, a model may be in evaluation mode, a name may be set too late. The training then
-needs several times the memory, or fails for lack of it, and says nothing.
+A flag proves nothing: a wrapper of the model may drop it, the model may be in evaluation mode, or the argument was set
+too late. Training then silently needs several times the memory.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -24,15 +23,15 @@ __all__ = ["VerifyCheckpointing", "trainer_options"]
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, every: int = 1) -> dict[str, Any]:
-    """A callback that raises RuntimeError before the first optimizer step if layers were not computed again.
+    """A callback that raises RuntimeError before the first optimizer step if layers were not recomputed.
 
     Args:
         model: the model as Trainer gets it.
         processing_class: not used.
         arguments: the TrainingArguments.
-        every: each how many layers one is checkpointed; 1 means all.
+        every: n, if every n-th layer is checkpointed; 1: all are.
 
-    With `torch_compile` it says that nothing was verified: hooks do not see what compiled code computes again.
+    With `torch_compile` it only warns: hooks do not see what compiled code recomputes.
     """
     if getattr(arguments, "torch_compile", False):
         logging.get_logger(__name__).warning(
@@ -133,7 +132,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that transformers checkpoints; of a model that does it in its own way, the members of its lists."""
+    """The layers that transformers checkpoints; if the model has none of its class, the members of its lists."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if layers:
         return layers
