@@ -178,7 +178,7 @@ def test_settings() -> None:
         ({"compile_backend": "nvprims_nvfuser"}, "backend 'inductor'"),
         ({"compile_backend": "ipex"}, "merged into PyTorch"),
         ({"compile_backend": "inductr"}, "did you mean 'inductor'"),
-        ({"compile_mode": "max_autotune"}, "compile_mode=max_autotune: no mode"),
+        ({"compile_mode": "max_autotune"}, "compile_mode=max_autotune"),
         ({"compile_mode": "cudagraphs"}, "for a backend: compile_backend"),
         ({"compile_backend": "aot_eager", "compile_mode": "max-autotune"}, "ignores modes. Remove it"),
     ],
