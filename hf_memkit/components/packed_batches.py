@@ -176,7 +176,8 @@ class PackedRows:
             size = len(text["input_ids"])
             if size > self.length:
                 raise ValueError(
-                    f"a sample has {size} tokens, and a row {self.length}. Truncate it, or give a larger length"
+                    f"a sample has {size} tokens, and a row {self.length}. Truncate it, or give a larger length "
+                    "(in a preset: pack_length)"
                 )
             place = next((number for number, free in enumerate(left) if free >= size), None)
             if place is None:

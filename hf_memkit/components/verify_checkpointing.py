@@ -108,7 +108,8 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
         self.layers, self.recomputed = len(self._ran), len(self._ran & self._again)
         if not self._ran:
             raise RuntimeError(
-                f"activation checkpointing has no effect: {type(model).__name__} ran no layer to checkpoint. Omit it"
+                f"activation checkpointing has no effect: {type(model).__name__} ran no layer to checkpoint. Omit it "
+                "for this model"
             )
         if missing := len(expected - self._again):
             raise RuntimeError(
@@ -124,7 +125,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
                 "gradient_checkpointing is False in every layer: a wrapper of the model dropped the call, or it was "
                 "set too late. Turn it on in the model itself, before train()"
             )
-        return "gradient_checkpointing is False in those layers, or their class ignores it. Omit it for this model"
+        return "gradient_checkpointing is False in those layers, or ignored by their class. Omit it for this model"
 
     def _remove(self) -> None:
         while self._handles:
