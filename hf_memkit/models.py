@@ -377,7 +377,8 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
             return AutoConfig.from_pretrained(str(path), local_files_only=True), "local"
         except (OSError, ValueError) as error:
             raise InputError(
-                f"model folder {name!r} has no usable config.json: {str(error).splitlines()[0]}"
+                f"model folder {name!r} has no usable config.json: {str(error).splitlines()[0].rstrip('.')}. Give a "
+                "folder written by `save_pretrained`"
             ) from None
     try:
         # Whole snapshots only: with a cached config but no cached weights the hub is needed all the same.

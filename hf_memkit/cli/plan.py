@@ -387,7 +387,7 @@ def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *
     options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
     if script is not None and script.startswith("-"):
         raise InputError(
-            f"{script}: no script before --. Write memkit plan train.py -- {script}, or with --model --set KEY=VALUE"
+            f"{script}: no script before --. Write memkit plan train.py -- {script}; with --model, --set KEY=VALUE"
         )
     if script is not None and given:
         raise InputError(f"{', '.join(options)}: not with a script, which has its own; write its arguments after --")

@@ -1,7 +1,7 @@
-"""Looks, when training begins, whether samples are really grouped by length, and whether that can change anything.
+"""Stops a run whose samples are not grouped by length, or all have one length.
 
-Trainer groups only what has a length of its own: with an IterableDataset it goes on in the dataset's order, and says
-so in the log only (transformers 5.23.0: trainer.py 1075-1086).
+Trainer cannot group an IterableDataset, which has no length: it logs a warning and trains in the data set's order
+(transformers 5.23.0: trainer.py 1075-1086).
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -18,7 +18,7 @@ __all__ = ["CheckLengthGrouping", "trainer_options"]
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """A callback that raises RuntimeError before the first step where grouping by length does nothing."""
+    """A callback that raises RuntimeError before the first step if grouping by length has no effect."""
     return {"callbacks": [CheckLengthGrouping()]}
 
 
@@ -31,14 +31,14 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
         sampler = _sampler(train_dataloader)
         if not isinstance(sampler, LengthGroupedSampler):
             raise RuntimeError(
-                "samples are not grouped by length: the training dataset has no length of its own (an IterableDataset "
-                "comes in its own order); group it where it is made, or leave out length-grouped"
+                "length-grouped has no effect: the training data set has no length (an IterableDataset). Give a data "
+                "set with a length, or omit length-grouped"
             )
         lengths = set(sampler.lengths)
         if len(lengths) == 1:
             raise RuntimeError(
-                f"grouping by length does nothing: every sample has {lengths.pop()} tokens (padded or packed "
-                "before); leave out length-grouped, or do not pad when tokenizing"
+                f"length-grouped has no effect: every sample has {lengths.pop()} tokens (padded or packed before). "
+                "Tokenize without padding, or omit length-grouped"
             )
 
 

@@ -1,8 +1,8 @@
 """Activation checkpointing with the layers' inputs kept in host memory.
 
 On a CUDA GPU Trainer does this itself (`activation_checkpointing_kwargs={"offload": true}`, transformers 5.17 and
-later), with pinned memory, which PyTorch refuses on a machine without an accelerator. This is the same with pinning as
-a choice: a rehearsal on a CPU goes the same way.
+later), with pinned memory, which PyTorch refuses on a machine without an accelerator. Here pinning is optional, so
+that a rehearsal on a CPU runs the same code.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -24,18 +24,18 @@ _FLAGS: tuple[str, ...] = ("gradient_checkpointing", "_gradient_checkpointing_fu
 
 
 def install(model: nn.Module, *, pin_memory: bool = True) -> Callable[[], None]:
-    """Checkpoints every layer of `model` and keeps the inputs in (pinned) host memory; returns the undoing.
+    """Checkpoints every layer of `model`, with inputs in (pinned) host memory; returns a function that undoes it.
 
     Raises:
-        ValueError: the model has no layer that transformers can checkpoint, or memory is to be pinned for no
-            accelerator.
+        ValueError: the model has no layer that transformers can checkpoint, or `pin_memory` is True and torch finds
+            no accelerator.
     """
     accelerator = torch.accelerator.current_accelerator()
     if pin_memory and accelerator is None:
-        raise ValueError("pinned memory needs an accelerator to copy to; set pin_memory to false on a CPU")
+        raise ValueError("pin_memory=True: pinned memory needs a GPU, and torch finds none. Write pin_memory=False")
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer; nothing would be checkpointed")
+        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer. Omit checkpoint_offload")
     device_type = "cpu" if accelerator is None else accelerator.type
 
     def offloading(function: Callable[..., Any], *args: Any) -> Any:

@@ -30,17 +30,17 @@ __all__ = ["install"]
 
 
 def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
-    """Checkpoints every `segment_layers` consecutive layers of each stack of `model` as one; returns the undoing.
+    """Checkpoints every `segment_layers` consecutive layers of `model` as one; returns a function that undoes it.
 
     Raises:
         ValueError: `segment_layers` is below 1, or the model has no stack of layers that transformers can checkpoint.
     """
     if segment_layers < 1:
-        raise ValueError(f"segment_layers must be at least 1, not {segment_layers}")
+        raise ValueError(f"segment_layers={segment_layers}: must be at least 1")
     stacks = [_Stack(owner, list(layers), segment_layers) for owner, layers in _stacks_of(model)]
     if not stacks:
         raise ValueError(
-            f"{type(model).__name__} has no list of GradientCheckpointingLayer modules; segments need one"
+            f"{type(model).__name__} has no nn.ModuleList of GradientCheckpointingLayer. Omit segment-checkpointing"
         )
 
     # The flag of the modules around the layers: with it a model makes no cache in training. The layers' own stays off,
@@ -75,8 +75,8 @@ def _no_replicas() -> Any:
     Copies share their hooks, and run at the same time: one would close the segment that another one has open.
     """
     raise RuntimeError(
-        "segments cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees several "
-        "GPUs; start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
+        "segment-checkpointing does not work under nn.DataParallel, which Trainer uses if one process sees several "
+        "GPUs. Start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one GPU"
     )
 
 
@@ -137,8 +137,8 @@ class _Stack:
             elif self._open is None or not _same(call.hidden, self._previous):
                 self._abandon()
                 raise RuntimeError(
-                    f"{type(layer).__name__} {index} does not get what the layer before it gave; segments of several "
-                    "layers need a model that passes hidden states on unchanged. Take segments of 1 layer"
+                    f"segment_layers={self._length}: {type(layer).__name__} {index} does not receive the unchanged "
+                    "output of the layer before it, so the two cannot share a segment. Write segment_layers=1"
                 )
             self._calls.append(call.without_hidden())
             return args, kwargs
@@ -188,7 +188,7 @@ class _Stack:
         self._calls = []
         assert opened is not None
         if next(opened, "ended") != "ended":
-            raise RuntimeError("torch's checkpoint did not end with the segment")
+            raise RuntimeError("torch's checkpoint did not end with the segment. Omit segment-checkpointing")
 
     def _abandon(self) -> None:
         """Closes what a forward pass that did not come to its end left open: torch's hooks would stay for ever."""
@@ -205,7 +205,10 @@ class _Call:
         self._layer, self._args, self._kwargs = layer, args, kwargs
         found = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(found, Tensor):
-            raise RuntimeError(f"{type(layer).__name__} is called without hidden states; segments cannot follow it")
+            raise RuntimeError(
+                f"{type(layer).__name__} was called without a hidden_states tensor, which a segment needs. Omit "
+                "segment-checkpointing"
+            )
         self.hidden: Tensor = found
 
     def without_hidden(self) -> _Call:
@@ -226,7 +229,10 @@ class _Call:
 def _hidden_of(output: Any) -> Tensor:
     hidden = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(hidden, Tensor):
-        raise RuntimeError(f"a layer gave {type(output).__name__}; segments can follow tensors and tuples only")
+        raise RuntimeError(
+            f"a layer returned {type(hidden).__name__} as its hidden states; a segment needs a tensor. Omit "
+            "segment-checkpointing"
+        )
     return hidden
 
 

@@ -1,8 +1,8 @@
 """Selective activation checkpointing: matrix products and attention are kept, everything else is recomputed.
 
-What is kept costs the arithmetic; what is recomputed (norms, activation functions, dropout, residual sums) costs next
-to none. `context_fn` among the arguments would say the same, but a function cannot be written as JSON, which
-TrainingArguments must be for saving and for dashboards, so that it is installed on the layers.
+What is kept took most of the arithmetic; what is recomputed (norms, activation functions, dropout, residual sums)
+takes next to none. A `context_fn` in `activation_checkpointing_kwargs` would do the same, but TrainingArguments are
+saved as JSON, which holds no function: it is installed on the layers instead.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -37,14 +37,14 @@ _ATTENTION: Final = (
 
 
 def install(model: nn.Module) -> Callable[[], None]:
-    """Checkpoints every layer of `model` selectively; returns the undoing.
+    """Checkpoints every layer of `model` selectively; returns a function that undoes it.
 
     Raises:
         ValueError: the model has no layer that transformers can checkpoint.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer; nothing would be checkpointed")
+        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer. Omit selective-checkpointing")
     # Also the modules around the layers: with the flag on, a model makes no cache in training.
     switched = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     before = [{name: vars(module)[name] for name in _FLAGS if name in vars(module)} for module in switched]

@@ -34,30 +34,30 @@ def install(
     engine: str = "auto",
     self_check: bool = True,
 ) -> Callable[[], None]:
-    """Let `model` compute its loss in chunks; the returned function undoes it.
+    """Makes `model` compute its loss in chunks; returns a function that undoes it.
 
-    In training the output's `logits` are None. Without gradients they are made when something looks at them, so that
-    an evaluation of the loss alone never makes them, and one with `compute_metrics` gets what it always got.
+    In training the output's `logits` are None. Without gradients they are computed when something reads them: an
+    evaluation of the loss alone never computes them, and one with `compute_metrics` gets them as before.
 
     Args:
         model: a causal language model of transformers, or a PEFT model around one.
         chunk_tokens: tokens in a chunk; None: `chunk_tokens_for`. Liger's kernel chooses its own.
-        label_smoothing: instead of `TrainingArguments.label_smoothing_factor`, for which Trainer takes the labels away
-            from the model and asks for all logits.
-        engine: "auto", or one of "liger", "torch", "loop" where it is applicable.
+        label_smoothing: replaces `TrainingArguments.label_smoothing_factor`, for which Trainer removes the labels from
+            the model's inputs and needs all logits.
+        engine: "auto" (the fastest available), "liger", "torch" or "loop".
         self_check: compare with the model's own loss on eight tokens.
 
     Raises:
-        TypeError: `model` is no causal language model with an output embedding and transformers' loss for them.
-        ValueError: an option that makes no sense, or logits that this cannot reproduce.
-        RuntimeError: installed already.
+        TypeError: `model` is not a causal language model with an output embedding and transformers' ForCausalLMLoss.
+        ValueError: an option is out of range, or chunks cannot repeat what the model does with its logits.
+        RuntimeError: installed already, or Liger fuses the loss.
     """
     if chunk_tokens is not None and chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens={chunk_tokens} must be at least 1")
+        raise ValueError(f"chunk_tokens={chunk_tokens}: must be at least 1")
     if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and less than 1")
+        raise ValueError(f"label_smoothing={label_smoothing}: must be at least 0 and below 1")
     if engine not in ENGINES:
-        raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+        raise ValueError(f"engine={engine!r}: unknown. Write one of {', '.join(ENGINES)}")
     language_model = _language_model(model)
     sums = ChunkedSum(language_model.get_output_embeddings(), chunk_tokens, label_smoothing, engine)
     chunked = _ChunkedLoss(language_model, sums)
@@ -82,16 +82,16 @@ def _language_model(model: nn.Module) -> Any:
         inner = inner.get_base_model()
     name = type(inner).__name__
     if not hasattr(inner, "get_output_embeddings") or not hasattr(inner, "loss_function"):
-        raise TypeError(f"chunked_loss is for causal language models of transformers; {name} is none")
+        raise TypeError(f"{name} is not a causal language model of transformers. Omit chunked_loss")
     if inner.get_output_embeddings() is None:
-        raise TypeError(f"chunked_loss needs an output embedding (lm_head); {name} has none")
+        raise TypeError(f"{name} has no output embedding (lm_head). Omit chunked_loss")
     if isinstance(inner.loss_function, _LossFunction):
-        raise RuntimeError("chunked_loss is installed in this model already")
+        raise RuntimeError(f"chunked_loss is already installed in {name}. Call install once")
     if inner.loss_function is not ForCausalLMLoss:
         own = getattr(inner.loss_function, "__name__", repr(inner.loss_function))
-        raise TypeError(f"chunked_loss replaces ForCausalLMLoss; {name} computes {own}")
+        raise TypeError(f"{name} computes {own}; chunked_loss replaces ForCausalLMLoss only. Omit chunked_loss")
     if "liger" in getattr(inner.forward, "__module__", ""):
-        raise RuntimeError("Liger has replaced this model's forward: its loss is fused already; drop chunked_loss")
+        raise RuntimeError(f"Liger already fuses the loss of {name}. Omit chunked_loss")
     return inner
 
 
@@ -106,8 +106,8 @@ class _LossFunction:
             return self.chunked.loss(logits, labels, *args, **kwargs)
         if self.chunked.armed:
             raise ValueError(
-                f"{self.chunked.name} computes its loss from other logits than its output embedding gave: "
-                f"chunked_loss cannot be used"
+                f"{self.chunked.name} computes its loss from logits that are not those of its output embedding. Omit "
+                "chunked_loss"
             )
         loss: Tensor = ForCausalLMLoss(logits, labels, *args, **kwargs)
         return loss
@@ -153,8 +153,9 @@ class _ChunkedLoss:
         if {**self.signature.bind_partial(*args, **kwargs).arguments, **kwargs}.get("labels") is None:
             if training and gradients:
                 raise RuntimeError(
-                    "chunked_loss: the model is trained without labels, so that all logits would be made after all; "
-                    "label_smoothing_factor, compute_loss_func and some trainers take the labels away"
+                    f"chunked_loss: {self.name} got no labels in training, so it would make all logits. Omit "
+                    "label_smoothing_factor (write label_smoothing of chunked_loss instead) and compute_loss_func, "
+                    "which remove the labels, or omit chunked_loss"
                 )
             return self.own_forward(*args, **kwargs)
         if gradients and not training:
@@ -179,12 +180,15 @@ class _ChunkedLoss:
         """As transformers' ForCausalLMLoss (transformers:loss/loss_utils.py) for the noted logits."""
         if shift_labels is None:
             if labels is None:
-                raise ValueError("chunked_loss: neither labels nor shift_labels")
+                raise ValueError(f"{self.name} passed neither labels nor shift_labels to its loss. Omit chunked_loss")
             shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         hidden = noted.hidden.reshape(-1, noted.hidden.shape[-1])
         targets = shift_labels.reshape(-1).to(hidden.device)
         if len(targets) != len(hidden):
-            raise ValueError(f"chunked_loss: {len(targets)} labels for {len(hidden)} logits (logits_to_keep?)")
+            raise ValueError(
+                f"chunked_loss: {len(targets)} labels for {len(hidden)} logits. Give one label a token, and omit "
+                "logits_to_keep"
+            )
         total = self.sums(hidden, targets, noted.steps, ignore_index)
         if num_items_in_batch is None:
             return total / (targets != ignore_index).sum()
@@ -231,7 +235,8 @@ class _ChunkedLoss:
             sums.smoothing, sums.chunk = options
         if not torch.allclose(chunked, own, rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"chunked_loss gives {float(chunked):.6f} where {self.name} gives {float(own):.6f}: it cannot be used"
+                f"the loss of {self.name} is {float(own):.6f}, and chunked_loss computes {float(chunked):.6f}. Omit "
+                "chunked_loss"
             )
 
 
@@ -246,8 +251,8 @@ def _no_replicas() -> Any:
     of, on that model's GPU.
     """
     raise RuntimeError(
-        "chunked_loss cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees "
-        "several GPUs; start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
+        "chunked_loss does not work under nn.DataParallel, which Trainer uses if one process sees several GPUs. Start "
+        "one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one GPU"
     )
 
 

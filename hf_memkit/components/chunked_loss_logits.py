@@ -1,4 +1,4 @@
-"""Logits that were not made: a note of what would make them, for the loss in chunks (`chunked_loss.py`).
+"""Placeholders for logits, which hold what would compute them, for the loss in chunks (`chunked_loss.py`).
 
 This file needs torch and nothing else.
 """
@@ -24,14 +24,14 @@ def vocabulary_of(head: Any) -> int:
 
 
 class NotedLogits:
-    """What the output embedding was given, and what the model did to the logits that it would have made.
+    """Placeholder for logits: the output embedding's input, and the operations that the model applied to the logits.
 
-    Operations on each logit by itself are noted; anything else is refused.
+    Operations that change each logit alone are recorded; any other raises ValueError.
 
     Attributes:
-        chunked: the loss in chunks that makes logits of `hidden` (`head`, `name`, `logits(hidden, steps)`).
-        hidden: what the output embedding was given, [..., width].
-        steps: what the model did to the logits since, in order.
+        chunked: the loss in chunks that computes logits from `hidden` (`head`, `name`, `logits(hidden, steps)`).
+        hidden: the output embedding's input, [..., width].
+        steps: the operations, in order.
     """
 
     def __init__(self, chunked: Any, hidden: Tensor, steps: tuple[Step, ...] = ()) -> None:
@@ -65,33 +65,32 @@ class NotedLogits:
         return self.noted(lambda logits: logits / divisor)
 
     def __getitem__(self, index: Any) -> Any:
-        raise self._refusal("indexes them")
+        raise self._refusal("indexes its logits")
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("__") else self._refusal(f"uses .{name}")
+        raise AttributeError(name) if name.startswith("__") else self._refusal(f"uses .{name} of its logits")
 
     @classmethod
     def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         noted = next(value for value in (*args, *(kwargs or {}).values()) if isinstance(value, cls))
         if func in (torch.tanh, nn.functional.tanh) and len(args) == 1 and not kwargs:
             return noted.tanh()
-        raise noted._refusal(f"calls {getattr(func, '__name__', func)}")
+        raise noted._refusal(f"calls {getattr(func, '__name__', func)} on its logits")
 
     def _must_be_constant(self, value: Any) -> None:
         if not isinstance(value, Tensor | int | float) or (
             isinstance(value, Tensor) and (value.dim() > 0 or value.requires_grad)
         ):
-            raise self._refusal("scales them by something that is not a constant")
+            raise self._refusal("scales its logits by something other than a constant number")
 
     def _refusal(self, doing: str) -> ValueError:
         return ValueError(
-            f"chunked_loss cannot be used: {self.chunked.name} does with its logits what chunks cannot repeat "
-            f"({doing})"
+            f"{self.chunked.name} {doing}, which chunked_loss cannot repeat for each chunk. Omit chunked_loss"
         )
 
 
 class LogitsOnDemand(torch.Tensor):
-    """All logits of an evaluation, made as the model would have made them when the first operation looks at them."""
+    """All logits of an evaluation, computed as the model does when an operation first reads them."""
 
     noted: NotedLogits
     autocast: tuple[str, torch.dtype, bool]
@@ -124,7 +123,7 @@ class LogitsOnDemand(torch.Tensor):
 
 
 def without_notes(output: Any, instead: Callable[[NotedLogits], Any]) -> Any:
-    """The model's output with `instead` of the logits that were never made."""
+    """The model's output, with each NotedLogits replaced by what `instead` returns for it."""
 
     def value_of(value: Any) -> Any:
         return instead(value) if isinstance(value, NotedLogits) else value

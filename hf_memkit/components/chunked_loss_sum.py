@@ -1,4 +1,4 @@
-"""The sum of the losses of many tokens, chunk by chunk, by the fastest way that is applicable (`chunked_loss.py`).
+"""The sum of the losses of many tokens, chunk by chunk, with the fastest engine available (`chunked_loss.py`).
 
 Each chunk is done by
 - Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA GPU, if liger-kernel is installed;
@@ -49,7 +49,7 @@ class ChunkedSum:
         chunk: tokens in a chunk; None: `chunk_tokens_for`.
         smoothing: label smoothing.
         engine: "auto", or one of `ENGINES`.
-        work: what the next call of the output embedding is to do instead of its own forward.
+        work: what the next call of the output embedding does instead of its own forward.
     """
 
     def __init__(self, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:
@@ -126,7 +126,7 @@ class ChunkedSum:
             if not reason:
                 return "torch"
         if self.engine != "auto":
-            raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
+            raise ValueError(f"chunked_loss: engine={self.engine!r}: {reason}. Write engine='auto'")
         return "loop"
 
     def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
@@ -135,23 +135,23 @@ class ChunkedSum:
         if steps:
             return "the model scales or caps its logits"
         if type(head) is not nn.Linear:
-            return f"the output embedding is a {type(head).__name__}"
+            return f"the output embedding is a {type(head).__name__}, not an nn.Linear"
         # DeepSpeed's stage 3 gathers a weight in hooks of its module; others hook on to have it called.
         if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
-            return "the output embedding has hooks"
+            return "the output embedding has hooks, which would not run"
         if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
-            return "the weight of the output embedding is not whole"
+            return f"the output embedding has a weight of shape {tuple(head.weight.shape)}, not (…, {hidden.shape[1]})"
         return ""
 
     def _not_torch(self, hidden: Tensor) -> str:
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return "this torch has no linear_cross_entropy"
+            return f"torch {torch.__version__} has no linear_cross_entropy"
         if self.smoothing:
-            return "torch's form has no label smoothing: it makes all logits then"
+            return "linear_cross_entropy makes all logits if label_smoothing is set"
         if hidden.dtype != torch.float32 or self.head.weight.dtype != torch.float32:
-            return "torch's form returns a 16-bit loss"
+            return "linear_cross_entropy returns a 16-bit loss"
         if torch.is_autocast_enabled(hidden.device.type):
-            return "torch's form takes no part in autocast"
+            return "linear_cross_entropy ignores autocast"
         return ""
 
 

@@ -28,8 +28,10 @@ def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
 
 
 def last_of_each(classes: Sequence[str], share: float) -> list[int]:
-    """What is held out: the numbers of the last `share` of each class, at least one example of it, in an order in
-    which any first part has all classes in about their shares."""
+    """Indices of the examples to hold out: the last `share` of each class, at least one of it.
+
+    In an order in which any first part has all classes in about their shares.
+    """
     by_class: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         by_class.setdefault(name, []).append(number)
@@ -38,10 +40,10 @@ def last_of_each(classes: Sequence[str], share: float) -> list[int]:
 
 
 def accuracy_and_f1(prediction: EvalPrediction) -> dict[str, float]:
-    """`accuracy`: the share of examples whose class was found. `macro_f1`: the mean of the classes' F1 scores.
+    """`accuracy`: the share of correct predictions. `macro_f1`: the mean of the classes' F1 scores.
 
-    F1 of a class is 2 × right / (predicted + there). As in scikit-learn (`f1_score(average="macro")`) every class that
-    was predicted or is there counts, with 0 if none was right.
+    F1 of a class is 2 × correct / (predicted + actual). As in scikit-learn (`f1_score(average="macro")`) every class
+    that was predicted or occurs counts, with 0 if none was correct.
     """
     found, there = np.asarray(prediction.predictions).ravel(), np.asarray(prediction.label_ids).ravel()
     if not len(there):

@@ -3,7 +3,7 @@
 A trainer part (`trainer_options`). It needs a CUDA or XPU GPU, torch, transformers and torchao 0.16 or later.
 
 torchao copies a gradient to the host as soon as backward has made it (torchao 0.18.0: optim/cpu_offload.py,
-`backward_hook`). Whatever changes gradients on the GPU after that comes too late, and nothing says so. Therefore:
+`backward_hook`). What changes gradients on the GPU after that silently has no effect. Therefore:
 
 - gradients are clipped here, on the host, and Trainer's `max_grad_norm` must be 0;
 - gradients are freed on the GPU only if there is no accumulation, because torchao would keep the last micro-batch's;
@@ -11,8 +11,8 @@ torchao copies a gradient to the host as soon as backward has made it (torchao 0
 
 Also, a learning rate schedule must reach the small tensors that stay on the GPU. accelerate loads an empty state into
 every optimizer (accelerate 1.15.0: optimizer.py, `AcceleratedOptimizer.__init__`), which makes torch replace the group
-dictionaries, and torchao's `param_groups` still lists the old ones for these tensors: they would be trained at the
-first learning rate for ever.
+dictionaries, and torchao's `param_groups` still lists the old ones for these tensors: their learning rate would never
+change.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
     """torch's fused AdamW: on the host for parameters of at least `minimal_size` elements, on the GPU for the rest.
 
     Args:
-        params: as for any optimizer; frozen ones are left out.
-        max_grad_norm: gradients are clipped to this norm before the step, all together; 0: not at all.
-        offload_gradients: whether a gradient's memory on the GPU is freed as soon as it is on the host.
-        minimal_size: elements from which a parameter is stepped on the host.
+        params: as for any optimizer; frozen ones are omitted.
+        max_grad_norm: total norm to which gradients are clipped before the step; 0: no clipping.
+        offload_gradients: free a gradient's memory on the GPU as soon as it is on the host.
+        minimal_size: the minimum of elements for a parameter to be stepped on the host.
         options: of `torch.optim.AdamW`.
     """
 
@@ -57,13 +57,13 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups that are stepped with, as they are now: torchao's own list goes stale (see above)."""
+        """The current groups: torchao's own list goes stale (see above)."""
         on_gpu = self.d_opt.param_groups if self.d_opt is not None else []
         return [*on_gpu, *itertools.chain.from_iterable(each.param_groups for each in self.optim_dict.values())]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
-        """The states by parameter on the GPU, wherever they are held."""
+        """The states, on GPU and host, by the parameter on the GPU."""
         on_gpu = dict(self.d_opt.state) if self.d_opt is not None else {}
         host = {p: each.state[self.param_d2h_map[p]] for p, each in self.optim_dict.items() if each.state}
         return {**on_gpu, **host}
@@ -95,38 +95,40 @@ def trainer_options(
     """`optimizer_cls_and_kwargs` for Trainer.
 
     Args:
-        model: not looked at: torchao leaves frozen parameters alone.
-        processing_class: not looked at.
+        model: not used: torchao skips frozen parameters.
+        processing_class: not used.
         arguments: learning rate, betas and epsilon come from these TrainingArguments.
         max_grad_norm: as for `CPUOffloadAdamW`.
-        offload_gradients: None: where gradients are not accumulated.
+        offload_gradients: as for `CPUOffloadAdamW`; None: True if gradients are not accumulated.
 
     Raises:
         RuntimeError: there is no CUDA or XPU GPU.
-        ValueError: arguments that torchao's optimizer would silently get wrong.
+        ValueError: arguments with which torchao's optimizer would silently train wrongly.
     """
     if cpu_offload.get_available_devices()[-1] not in ("cuda", "xpu"):
         raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU GPU. Omit it on this machine")
     accumulation = arguments.gradient_accumulation_steps
     problems = []
     if arguments.world_size > 1 or arguments.n_gpu > 1:
-        problems.append("cpu_offload_optimizer is for one GPU: each process would step with its own gradients")
+        gpus = max(arguments.world_size, arguments.n_gpu)
+        problems.append(f"{gpus} GPUs: cpu_offload_optimizer supports one. Train on one GPU, or omit it")
     if arguments.deepspeed or arguments.fsdp:
-        problems.append("DeepSpeed and FSDP have their own offloading; omit them, or cpu_offload_optimizer")
+        engine = "deepspeed" if arguments.deepspeed else "fsdp"
+        problems.append(f"{engine}: it offloads in its own way. Omit {engine} or cpu_offload_optimizer")
     if arguments.fp16:
-        problems.append("fp16=True unscales gradients that are still being copied to the host; use bf16")
+        problems.append("fp16=True: gradients would be unscaled while they are copied to RAM. Write bf16=True")
     if arguments.max_grad_norm:
         problems.append(
-            f"max_grad_norm={arguments.max_grad_norm} would clip nothing: the gradients are on the host already. "
-            f"Set it to 0, and max_grad_norm of cpu_offload_optimizer instead"
+            f"max_grad_norm={arguments.max_grad_norm}: would clip nothing, because the gradients are in RAM already. "
+            "Write max_grad_norm=0, and set max_grad_norm of cpu_offload_optimizer instead"
         )
     if offload_gradients and accumulation > 1:
         problems.append(
-            f"offload_gradients=True with gradient_accumulation_steps={accumulation} would use only the last "
-            f"micro-batch's gradients; omit offload_gradients"
+            f"offload_gradients=True: with gradient_accumulation_steps={accumulation} only the gradients of the last "
+            "micro-batch would be used. Omit offload_gradients"
         )
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError("\n".join(problems))
     options = {
         "lr": arguments.learning_rate,
         "betas": (arguments.adam_beta1, arguments.adam_beta2),

@@ -3,7 +3,7 @@
 There torch multiplies bf16 matrices element by element on one core, many times slower than in fp32 (pytorch:
 aten/src/ATen/native/cpu/BlasKernel.cpp, `gemm_notrans_`). Here both factors are widened, the product is computed in
 fp32, and the result is rounded to bf16 once: what a bf16 instruction does too, which sums in fp32. Weights, gradients,
-activations and states keep their dtype, so that every technique that is about them stays as it is.
+activations and states keep their dtype, so that no technique changes.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -74,7 +74,7 @@ class _WhileTraining(TrainerCallback):  # type: ignore[misc]
         self.leave()
 
     def leave(self) -> None:
-        """Also for whoever catches what training raised: Trainer sends no event then. Safe to repeat."""
+        """Leaves the mode. Call it after an error in training, when Trainer sends no event; repeating it is safe."""
         self._entered.close()
 
 

@@ -43,10 +43,10 @@ def _fused(module: nn.Module) -> nn.Module | None:
 
 
 def install(model: nn.Module) -> Callable[[], None]:
-    """Replace the composed activation functions in `model`; the returned function puts them back.
+    """Replaces the composed activation functions in `model`; returns a function that undoes it.
 
     Raises:
-        ValueError: there is none, so that nothing would be saved.
+        ValueError: the model has none.
     """
     places = [
         (parent, name, module, fused)
@@ -56,7 +56,7 @@ def install(model: nn.Module) -> Callable[[], None]:
     ]
     if not places:
         raise ValueError(
-            f"{type(model).__name__} has no activation function composed of several operations: nothing to fuse"
+            f"{type(model).__name__} has no activation function of several operations to fuse. Omit fused-gelu"
         )
     for parent, name, module, fused in places:
         fused.train(module.training)

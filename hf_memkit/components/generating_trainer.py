@@ -1,7 +1,7 @@
-"""transformers' Seq2SeqTrainer with the argument of Trainer that it lacks: `optimizer_cls_and_kwargs`.
+"""transformers' Seq2SeqTrainer with Trainer's argument `optimizer_cls_and_kwargs`.
 
-Its constructor names its arguments one by one, and does not name this one (transformers 5.23.0: trainer_seq2seq.py,
-`__init__`), so that no optimizer beyond `optim` could be given to it.
+Its constructor lacks this one (transformers 5.23.0: trainer_seq2seq.py, `__init__`), so that it takes no optimizer but
+those that `optim` names.
 
 This file needs transformers only, so that it can lie beside a script.
 """
@@ -16,7 +16,7 @@ __all__ = ["GeneratingTrainer"]
 
 
 class GeneratingTrainer(Seq2SeqTrainer):  # type: ignore[misc]
-    """Seq2SeqTrainer; `optimizer_cls_and_kwargs` means what it means in Trainer."""
+    """Seq2SeqTrainer that takes `optimizer_cls_and_kwargs` as Trainer does."""
 
     def __init__(self, *args: Any, optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)

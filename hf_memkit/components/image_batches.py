@@ -26,10 +26,10 @@ _TRIES = 10
 
 
 class ImageBatches:
-    """Called with a list of rows, gives `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`.
+    """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`.
 
     A row has `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and
-    `augment`, which says whether a random part of it is taken.
+    `augment`: whether to take a random part of the image.
     """
 
     def __init__(self, image_processor: Any, *, smallest_crop: float = 0.25, dtype: torch.dtype | None = None) -> None:
@@ -48,7 +48,7 @@ class ImageBatches:
         """The batch.
 
         Raises:
-            OSError: a file is gone, or is no image any more.
+            OSError: a file is missing, or is not an image.
         """
         pixels = [self._pixels(open_image(row["image"]), bool(row.get("augment"))) for row in rows]
         labels = torch.tensor([int(row["label"]) for row in rows])
@@ -65,10 +65,10 @@ class ImageBatches:
 
 
 def open_image(image: Mapping[str, Any]) -> Image.Image:
-    """The decoded image in RGB, turned as its EXIF data says.
+    """The decoded image in RGB, rotated by its EXIF data.
 
     Raises:
-        OSError: it cannot be read, or is none.
+        OSError: it cannot be read, or is not an image.
     """
     source = io.BytesIO(image["bytes"]) if image.get("bytes") else image["path"]
     with Image.open(source) as opened:
@@ -76,7 +76,7 @@ def open_image(image: Mapping[str, Any]) -> Image.Image:
 
 
 def target_size(image_processor: Any) -> tuple[int, int]:
-    """(height, width) of what the image processor makes, in pixels."""
+    """(height, width) of the image processor's output, in pixels."""
     size = image_processor.size
     if getattr(image_processor, "do_center_crop", False) and getattr(image_processor, "crop_size", None):
         size = image_processor.crop_size

@@ -20,8 +20,7 @@ __all__ = ["install"]
 
 
 def install(model: nn.Module) -> Callable[[], None]:
-    """Sets `accepts_loss_kwargs` of this instance (of the model inside PEFT's wrapper) to False; returns what takes
-    it back."""
+    """Sets `accepts_loss_kwargs=False` on `model` (in PEFT's wrapper, if any); returns a function that undoes it."""
     get_base: Any = getattr(model, "get_base_model", None)
     inner: Any = model if get_base is None else get_base()
     own = vars(inner)

@@ -1,12 +1,12 @@
-"""A collator that puts whole sequences one after the other, instead of padding each to the longest.
+"""A collator that joins whole sequences in rows, instead of padding each to the longest.
 
 Two forms. Padding-free: all of a micro-batch in one row, and no padding at all. Packed: rows of a fixed length that
 hold as many whole sequences as fit (first fit, longest first), and only what is left over is padded.
 
 Sequences in one row must not see each other. transformers builds the mask for that from position ids that begin again
 at 0, but only for models that pass them on to it, without an attention mask and without a cache
-(transformers 5.23.0: masking_utils.py 873-883). Other models take the row for one long text, and say nothing. So the
-model is tried first: the first sequence of a row is changed, and the second one's logits must not.
+(transformers 5.23.0: masking_utils.py 873-883). Other models silently read the row as one text. So the model is tried
+first: the first sequence of a row is changed, and the second one's logits must not change.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -28,7 +28,7 @@ _IGNORED = -100
 def trainer_options(
     *, model: nn.Module, processing_class: Any, arguments: Any, length: int | None = None
 ) -> dict[str, Any]:
-    """`data_collator`, after the model was tried; on a GPU-only attention a callback tries it when training begins.
+    """`data_collator`, after a trial of the model; with GPU-only attention a callback tries it when training begins.
 
     Args:
         model: the model as Trainer gets it.
@@ -37,22 +37,22 @@ def trainer_options(
         length: tokens in a row; None: one row, of any length (padding-free).
 
     Raises:
-        ValueError: `length` is too large for the model, or the attention cannot keep rows apart.
-        RuntimeError: sequences in one row see each other in this model.
+        ValueError: `length` is too large for the model, or its attention cannot separate samples in several rows.
+        RuntimeError: sequences in one row affect each other in this model.
     """
     attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
     flash = "flash" in attention  # also `kernels-community/flash-attn2`
     if getattr(arguments, "use_cache", False):
-        raise ValueError("use_cache=True: with a cache the model takes a row for one text; set it to False")
+        raise ValueError("use_cache=True: with a cache the model reads a row as one text. Write use_cache=False")
     longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if length is not None:
         if not isinstance(length, int) or isinstance(length, bool) or length < 2:
-            raise ValueError(f"length={length!r}: must be a whole number of at least 2 tokens")
+            raise ValueError(f"length={length!r}: must be a whole number, at least 2")
         if longest is not None and length > longest:
-            raise ValueError(f"length={length}: the model has {longest} positions")
+            raise ValueError(f"length={length}: the model has {longest} positions. Give {longest} or less")
         if flash:
             raise ValueError(
-                f"{attention} keeps sequences apart in a batch of one row only; use padding-free in place of packing"
+                f"{attention} separates samples only in a batch of one row. Use padding-free instead of packing"
             )
     callbacks: list[Any] = []
     if flash:
@@ -66,11 +66,11 @@ def trainer_options(
 
 
 def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether sequences that stand in one row, with position ids that begin again, see each other.
+    """Whether sequences in one row, with position ids that begin again, affect each other.
 
-    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model is
-    left as it was. Logits that are no numbers count as a leak: they cannot be told apart. `autocast`: the type to
-    compute in where the weights have another.
+    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model does
+    not change. NaN logits count as a leak: they cannot be compared. `autocast`: the dtype to compute in, if not the
+    weights' own.
     """
     device = next(model.parameters()).device
     first, second = torch.arange(1, 7), torch.arange(2, 7)  # any tokens that every vocabulary has
@@ -101,11 +101,13 @@ def _refuse_leaks(model: nn.Module, autocast: torch.dtype | None = None) -> None
         found = leaks(model, autocast)
     except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RuntimeError(f"{name} cannot be tried with several sequences in a row: {said}") from error
+        raise RuntimeError(
+            f"{name}: a trial with two samples in one row failed ({said}). Pad instead: technique pad-to-multiple"
+        ) from error
     if found:
         raise RuntimeError(
-            f"in {name} sequences that share a row see each other, because it does not build its mask from position "
-            f"ids; pad instead (technique pad-to-multiple)"
+            f"{name}: samples in one row affect each other, because position_ids do not separate them. Pad instead: "
+            "technique pad-to-multiple"
         )
 
 
@@ -115,7 +117,7 @@ def _partitioned(model: nn.Module) -> bool:
 
 
 class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
-    """Tries the model when it stands on its GPU."""
+    """Tries the model when it is on its GPU."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if model is not None and not _partitioned(model):
@@ -124,10 +126,10 @@ class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
 
 
 class PaddingFree:
-    """Called with a list of samples, gives `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
+    """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
 
-    The work is done by transformers' DataCollatorWithFlattening. It takes no notice of an attention mask, so that
-    samples that were padded before are cut to their text first.
+    transformers' DataCollatorWithFlattening does the work. It ignores attention masks, so that padded samples are cut
+    to their text first.
 
     Attributes:
         tokens: counted over all batches made so far in this process; `padding_tokens` is always 0.
@@ -148,7 +150,7 @@ class PaddingFree:
 
 
 class PackedRows:
-    """Called with a list of samples, gives `input_ids`, `labels` and `position_ids` of shape (rows, `length`).
+    """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (rows, `length`).
 
     Attributes:
         length: tokens in a row.
@@ -173,7 +175,10 @@ class PackedRows:
         for text in texts:
             size = len(text["input_ids"])
             if size > self.length:
-                raise ValueError(f"a sample has {size} tokens, and a row {self.length}; cut it, or make rows longer")
+                raise ValueError(
+                    f"a sample has {size} tokens, and a row {self.length}. Truncate it, or give a larger length "
+                    "(in a preset: pack_length)"
+                )
             place = next((number for number, free in enumerate(left) if free >= size), None)
             if place is None:
                 rows.append([text])
@@ -205,13 +210,14 @@ def _text_of(sample: Mapping[str, Any]) -> dict[str, list[int]]:
         ValueError: there are no `input_ids`, or as many labels as tokens.
     """
     if "input_ids" not in sample:
-        raise ValueError(f"a sample has no input_ids; it has {', '.join(sample)}")
+        raise ValueError(f"a sample has no input_ids, only {', '.join(sample)}. Tokenize the data set")
     ids = torch.as_tensor(sample["input_ids"])
     given = sample.get("labels")
     labels = ids if given is None else torch.as_tensor(given)
     if labels.shape != ids.shape:
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} for {len(ids)} tokens: only a label a token can share a row"
+            f"labels: shape {tuple(labels.shape)} for {len(ids)} tokens. Give one label a token, or pad instead: "
+            "technique pad-to-multiple"
         )
     mask = sample.get("attention_mask")
     kept = torch.ones(len(ids), dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()

@@ -1,10 +1,10 @@
 """A collator that pads each batch to its own longest sample, rounded up to a multiple.
 
 transformers has collators that pad; each pads some of the inputs. This one pads the token inputs and the labels of
-causal, masked, classification and encoder-decoder models alike. It never takes a token of the text for padding
-(GPT-2's padding token is its end-of-text token, whose labels DataCollatorForLanguageModeling drops), cuts off what was
-padded before, and leaves out what the model does not take. It pads on the right, whatever the tokenizer's side is: on
-the left more padding would shift the positions of models that count them from the first column, such as GPT-2.
+causal, masked, classification and encoder-decoder models alike. It never treats a token of the text as padding
+(GPT-2's padding token is its end-of-text token, whose labels DataCollatorForLanguageModeling drops), removes earlier
+padding, and omits inputs that the model does not take. It pads on the right, whatever the tokenizer's side is: on the
+left more padding would shift the positions of models that count them from the first column, such as GPT-2.
 
 In causal models the first label of a sample is left out: nothing predicts it, but Trainer counts it where it does not
 recognise the loss (transformers 5.23.0: trainer.py 2316-2328, `_loss_shifts_labels`; GPT-2's class has no loss type),
@@ -35,7 +35,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     """`data_collator`: pads to the batch's longest sample, rounded up to `multiple` tokens.
 
     Args:
-        model: what it does not take is left out of the batch; a causal language model gets labels where none are.
+        model: inputs that it does not take are omitted; a causal language model gets labels if there are none.
         processing_class: the tokenizer, for its padding token; without one it is 0.
         arguments: not used.
         multiple: at least 1.
@@ -62,7 +62,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
 
 
 class PadBatches:
-    """Called with a list of samples, gives `{input: tensor}` of shape (samples, tokens), or (samples,) for numbers.
+    """Collator: a list of samples → `{input: tensor}` of shape (samples, tokens), or (samples,) for numbers.
 
     `tokens` is the longest sample's number rounded up to `multiple`, but never more than `longest`.
 
@@ -95,12 +95,12 @@ class PadBatches:
         """The batch.
 
         Raises:
-            ValueError: a sample has no `input_ids`, an input of another length than they, or fields that others lack.
+            ValueError: a sample has no `input_ids`, an input of another length, or fields that other samples lack.
         """
         rows = [self._row(sample) for sample in samples]
         names = rows[0].keys()
-        if any(row.keys() != names for row in rows):
-            raise ValueError("the samples of a batch have different fields; give all of them the same")
+        if differing := {name for row in rows for name in row.keys() ^ names}:
+            raise ValueError(f"only some samples of a batch have {', '.join(sorted(differing))}. Give all or none")
         width = self._width(max(len(row["input_ids"]) for row in rows))
         self.tokens += sum(len(row["input_ids"]) for row in rows)
         self.padding_tokens += sum(width - len(row["input_ids"]) for row in rows)
@@ -122,7 +122,7 @@ class PadBatches:
 
     def _row(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
         if "input_ids" not in sample:
-            raise ValueError(f"a sample has no input_ids; it has {', '.join(sample)}")
+            raise ValueError(f"a sample has no input_ids, only {', '.join(sample)}. Tokenize the data set")
         row = {}
         for name, value in sample.items():
             if value is not None and (self._keep is None or name in self._keep):
@@ -131,7 +131,9 @@ class PadBatches:
         row.setdefault("attention_mask", torch.ones(count, dtype=torch.int64))
         for name, value in row.items():
             if value.dim() > 1 or (value.dim() == 1 and name not in self._second and len(value) != count):
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, and input_ids has {count} tokens")
+                raise ValueError(
+                    f"{name}: shape {tuple(value.shape)} for {count} input_ids. Give one value a token or a sample"
+                )
         text = row["attention_mask"].nonzero().flatten()
         if len(text) and len(text) < count:  # padded before: on either side, never inside of the text
             span = slice(int(text[0]), int(text[-1]) + 1)

@@ -1,4 +1,4 @@
-"""Watches torch.compile while Trainer runs: was anything compiled, and does it keep compiling.
+"""Stops a run if torch.compile compiled nothing or gave up, and warns if it keeps compiling.
 
 torch compiles a function again when what it was compiled for changes, such as the number of tokens. After
 `torch._dynamo.config.recompile_limit` times it gives up, and runs that function uncompiled from then on, with one
@@ -26,19 +26,19 @@ _LIMIT = "Dynamo recompile limit exceeded"  # torch 2.13.0: _dynamo/convert_fram
 def trainer_options(
     *, model: nn.Module, processing_class: Any, arguments: Any, settled_after: int = 50, most: int = 8
 ) -> dict[str, Any]:
-    """A callback that raises RuntimeError if nothing is compiled, or torch gave up compiling; see RecompilationGuard.
+    """A callback that raises RuntimeError if nothing was compiled or torch gave up compiling; see RecompilationGuard.
 
     Args:
         model, processing_class: not used.
         arguments: the TrainingArguments.
         settled_after: steps after which nothing new should be compiled.
-        most: graphs that may be compiled after that before a warning says so.
+        most: graphs that may be compiled after that without a warning.
 
     Raises:
         ValueError: a number is below 0.
     """
     if settled_after < 0 or most < 0:
-        raise ValueError(f"settled_after={settled_after}, most={most}: must be at least 0")
+        raise ValueError(f"settled_after={settled_after}, most={most}: both must be at least 0")
     return {"callbacks": [RecompilationGuard(settled_after, most)]}
 
 
@@ -72,25 +72,26 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
         self.graphs = counters["stats"]["unique_graphs"] - self._before
         if self._steps == 1 and self._before + self.graphs == 0:
             raise RuntimeError(
-                "torch.compile is asked for, and nothing was compiled in the first step: the backend is 'no', "
-                "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set, or a wrapper calls the model around it"
+                "torch_compile=True, but the first step compiled nothing. Unset TORCHDYNAMO_DISABLE and "
+                "TORCH_COMPILE_DISABLE, set torch_compile_backend to another value than 'no', and remove any wrapper "
+                "that calls the uncompiled model"
             )
         if _given_up() > self._given_up_before:
             limit = torch._dynamo.config.recompile_limit
             raise RuntimeError(
-                f"torch compiled one function {limit} times (torch._dynamo.config.recompile_limit) and runs it "
-                f"uncompiled from now on; {self.graphs} graphs after {self._steps} steps. Give it fewer shapes: pad "
-                "to a larger multiple (technique pad-to-multiple, pad_multiple=128), or find the reason with "
-                "TORCH_LOGS=recompiles"
+                f"torch.compile gave up: it compiled one function {limit} times "
+                f"(torch._dynamo.config.recompile_limit) and now runs it uncompiled; {self.graphs} graphs after "
+                f"{self._steps} steps. Pad to a larger multiple for fewer shapes (technique pad-to-multiple, "
+                "pad_multiple=128). TORCH_LOGS=recompiles prints the reasons"
             )
         if self._at_settling is None and self._steps >= self._settled_after:
             self._at_settling = self.graphs
         elif self._at_settling is not None and self.graphs - self._at_settling > self._most and not self._warned:
             self._warned = True
             logging.get_logger("transformers.memkit").warning(
-                f"torch.compile made {self.graphs - self._at_settling} more graphs after step {self._settled_after}; "
-                "each takes as long as a first step, and memory. TORCH_LOGS=recompiles says why; a larger multiple to "
-                "pad to gives fewer shapes"
+                f"torch.compile compiled {self.graphs - self._at_settling} more graphs after step "
+                f"{self._settled_after}. Each takes as long as a first step, and memory. Pad to a larger multiple for "
+                "fewer shapes (pad_multiple=128). TORCH_LOGS=recompiles prints the reasons"
             )
 
 

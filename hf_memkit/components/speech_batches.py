@@ -26,7 +26,7 @@ _IGNORED = -100
 
 
 class SpeechBatches:
-    """Called with a list of rows, gives `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`.
+    """Collator: a list of rows → `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`.
 
     A row has `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`.
     """
@@ -44,7 +44,7 @@ class SpeechBatches:
         """The batch.
 
         Raises:
-            OSError, ValueError: a file is gone, or is no sound any more.
+            OSError, ValueError: a file is missing, or is not sound.
         """
         rate = self._extractor.sampling_rate
         waves = [read_sound(row["audio"].get("bytes") or row["audio"]["path"], rate) for row in rows]
@@ -61,7 +61,7 @@ class SpeechBatches:
 
 
 def label_tokens(tokenizer: Any, text: str) -> list[int]:
-    """What the model learns to say of a text: language and task where the tokenizer has them, words, end."""
+    """The label tokens of a text: language and task if the tokenizer has them, words, end."""
     tokens: list[int] = tokenizer(text.strip())["input_ids"]
     return tokens[1:]
 
@@ -99,9 +99,10 @@ class WordErrors:
 
 
 def word_errors(reference: Sequence[str], found: Sequence[str]) -> int:
-    """The fewest words to put in, take out or change that make `reference` of `found` (Levenshtein 1966).
+    """The fewest insertions, deletions and substitutions of words that turn `found` into `reference`.
 
-    Divided by the words of the reference this is the word error rate, which can be above 1.
+    That is their Levenshtein distance (1966). Divided by the words of the reference it is the word error rate, which
+    can be above 1.
     """
     row = np.arange(len(found) + 1)
     steps = np.arange(len(found) + 1)

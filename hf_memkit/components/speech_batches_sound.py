@@ -1,7 +1,7 @@
-"""Sound in, one channel of numbers at the rate that the model hears out.
+"""Reads sound files as one channel of samples at the model's rate.
 
 WAV is read here, because Python's `wave` refuses what many programs write: floats, in all its versions, and the
-"extensible" header of 24-bit files before 3.12. Whatever else there is (FLAC, MP3, OGG …) is read by soundfile.
+"extensible" header of 24-bit files before 3.12. Other formats (FLAC, MP3, OGG …) are read by soundfile.
 
 This file needs numpy only, and soundfile for what is not WAV, so that it can lie beside a script.
 """
@@ -29,7 +29,7 @@ _EDGE: Final = 0.05
 
 
 class SoundError(ValueError):
-    """Sound that cannot be read; says why."""
+    """Sound that cannot be read; the message has the reason."""
 
 
 def read_sound(source: str | Path | bytes, rate: int) -> Samples:
@@ -37,7 +37,7 @@ def read_sound(source: str | Path | bytes, rate: int) -> Samples:
 
     Raises:
         SoundError: it cannot be read.
-        OSError: there is no such file.
+        OSError: no such file.
     """
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
     samples, own_rate = _decode(content)
@@ -89,13 +89,13 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
 
 def _unreadable(error: RuntimeError) -> SoundError:
     why = getattr(error, "error_string", str(error)).rstrip(".")  # str() of soundfile's names the buffer it read from
-    return SoundError(f"not a sound file that soundfile can read ({why}); save it anew as WAV or FLAC, or take it out")
+    return SoundError(f"not a sound file that soundfile can read ({why}). Save it again as WAV or FLAC, or remove it")
 
 
 def _decode(content: bytes) -> tuple[Samples, int]:
     """((samples, channels), rate)."""
     if not content:
-        raise SoundError("is empty (0 bytes)")
+        raise SoundError("empty (0 bytes); expected sound")
     if not _is_wav(content):
         try:
             samples, rate = _soundfile().read(io.BytesIO(content), dtype="float32", always_2d=True)
@@ -141,16 +141,17 @@ def _wav_parts(content: bytes) -> tuple[int, int, int, int, bytes]:
             known = (kind == _PCM and bits in (8, 16, 24, 32)) or (kind == _FLOAT and bits in (32, 64))
             if not known or not channels or not rate:
                 raise SoundError(
-                    f"is WAV of the kind {kind} with {bits} bits; expected PCM of 8, 16, 24 or 32 bits, or floats"
+                    f"a WAV file of format {kind}, {bits} bits, {channels} channel(s), {rate} Hz. Save it as PCM of "
+                    "8, 16, 24 or 32 bits, or as floats"
                 )
             return channels, rate, bits, kind, body
         place += 8 + size + size % 2
-    raise SoundError("is a WAV file without sound in it: its header is damaged, or its end is missing")
+    raise SoundError("a WAV file without sound data: damaged or cut off. Save it again, or remove it")
 
 
 def _soundfile() -> Any:
     try:
         import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise SoundError("not a WAV file; other formats need soundfile: pip install soundfile") from None
+        raise SoundError("not a WAV file; other formats need soundfile; run: pip install soundfile") from None
     return soundfile

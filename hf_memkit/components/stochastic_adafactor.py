@@ -1,4 +1,4 @@
-"""Adafactor for 16-bit weights that loses no small update: it rounds stochastically.
+"""Adafactor with stochastic rounding, so that bf16 weights keep small updates.
 
 transformers' Adafactor computes its step in fp32 and copies the result into the bf16 weight, rounded to nearest
 (transformers 5.23.0: optimization.py, Adafactor.step): what is below 1/256 of a weight is lost every time. Here the
@@ -27,9 +27,10 @@ _DECAY = -0.8
 
 
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235) as transformers has it with `scale_parameter=False,
-    relative_step=False` and no momentum: on fp32 weights the same numbers. bf16 weights are rounded stochastically
-    unless `bf16_stochastic_round` is False.
+    """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235), with stochastic rounding of bf16 weights.
+
+    fp32 weights get the same numbers as from transformers' with `scale_parameter=False, relative_step=False` and no
+    momentum. `bf16_stochastic_round=False` rounds bf16 weights to nearest.
 
     States are fp32, whatever the weights are: a number for each row and each column of a matrix, for each element of a
     vector. A step holds up to four fp32 tensors of one parameter.

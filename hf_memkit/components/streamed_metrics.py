@@ -1,8 +1,8 @@
-"""Metrics of an evaluation without its logits: each batch is reduced to what the metric needs, and the logits dropped.
+"""Metrics of an evaluation that keep no logits: each batch is reduced to what the metric needs.
 
 With a metric Trainer keeps all logits of an evaluation set: samples × tokens × vocabulary numbers. With
-`batch_eval_metrics` it hands over one batch at a time and keeps none; and `preprocess_logits_for_metrics` makes a
-token id of a row of logits before anything is gathered or moved.
+`batch_eval_metrics` it passes one batch at a time and keeps none; and `preprocess_logits_for_metrics` reduces a row of
+logits to a token id before anything is gathered or moved.
 
 This file needs numpy, torch and transformers only, so that it can lie beside a script.
 """
@@ -28,12 +28,12 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) 
     """`compute_metrics` (token accuracy, summed batch by batch) and `preprocess_logits_for_metrics` (argmax).
 
     Raises:
-        ValueError: the arguments do not ask for a batch at a time, or leave metrics out.
+        ValueError: `batch_eval_metrics` is False, or `prediction_loss_only` is True.
     """
     if not getattr(arguments, "batch_eval_metrics", False):
-        raise ValueError("batch_eval_metrics=False: Trainer would keep all predictions. Set it to True")
+        raise ValueError("batch_eval_metrics=False: Trainer would keep all predictions. Write batch_eval_metrics=True")
     if getattr(arguments, "prediction_loss_only", False):
-        raise ValueError("prediction_loss_only=True: no metric would ever be computed. Set it to False")
+        raise ValueError("prediction_loss_only=True: no metric would be computed. Write prediction_loss_only=False")
     shift = not getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_causal(model)
     return {"compute_metrics": TokenAccuracy(shift=shift), "preprocess_logits_for_metrics": most_likely}
 
@@ -46,7 +46,7 @@ def most_likely(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
 
 
 class TokenAccuracy:
-    """`compute_metrics` for `batch_eval_metrics`: the share of labels that the prediction meets.
+    """`compute_metrics` for `batch_eval_metrics`: the share of labels that are predicted correctly.
 
     Two numbers are kept, whatever the size of the evaluation set.
     """
@@ -72,7 +72,7 @@ class TokenAccuracy:
 
 
 def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
-    """A `compute_metrics` for `batch_eval_metrics` out of an ordinary one that wants everything at once.
+    """Turns an ordinary `compute_metrics`, which needs everything at once, into one for `batch_eval_metrics`.
 
     Predictions (token ids: give Trainer `most_likely` as `preprocess_logits_for_metrics`) and labels are kept in RAM
     as int32, 8 bytes a token, padded with -100 to the longest batch, and `metric` is called once, at the end.
@@ -83,7 +83,7 @@ def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
         found, labels = _array(prediction.predictions), _array(prediction.label_ids)
         if found.dtype.kind == "f":
             raise ValueError(
-                "predictions are logits, which Trainer would all keep. Give it "
+                "predictions are logits, which would all be kept. Give Trainer "
                 "preprocess_logits_for_metrics=most_likely"
             )
         kept.append((found.astype(np.int32), labels.astype(np.int32)))

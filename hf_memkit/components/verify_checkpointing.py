@@ -1,8 +1,7 @@
-"""Looks in the first step whether activation checkpointing works: a switch that is on proves nothing, a layer that
-runs a second time does.
+"""Stops a run in its first step if activation checkpointing recomputed too few layers.
 
-A wrapper may swallow the switch, a model may be in evaluation mode, a name may be set too late. The training then
-needs several times the memory, or fails for lack of it, and says nothing.
+A flag proves nothing: a wrapper of the model may drop it, the model may be in evaluation mode, or the argument was set
+too late. Training then silently needs several times the memory.
 
 This file needs torch and transformers only, so that it can lie beside a script.
 """
@@ -24,18 +23,21 @@ __all__ = ["VerifyCheckpointing", "trainer_options"]
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, every: int = 1) -> dict[str, Any]:
-    """A callback that raises RuntimeError before the first optimizer step if layers were not computed again.
+    """A callback that raises RuntimeError before the first optimizer step if layers were not recomputed.
 
     Args:
         model: the model as Trainer gets it.
         processing_class: not used.
         arguments: the TrainingArguments.
-        every: each how many layers one is checkpointed; 1 means all.
+        every: n, if every n-th layer is checkpointed; 1: all are.
 
-    With `torch_compile` it says that nothing was verified: hooks do not see what compiled code computes again.
+    With `torch_compile` it only warns: hooks do not see what compiled code recomputes.
     """
     if getattr(arguments, "torch_compile", False):
-        logging.get_logger(__name__).warning("Activation checkpointing is not verified: compiled layers are not seen")
+        logging.get_logger(__name__).warning(
+            "torch_compile=True: activation checkpointing is not verified, because hooks do not see what compiled "
+            "code recomputes. To verify it, train one step without torch_compile"
+        )
         return {}
     return {"callbacks": [VerifyCheckpointing(every)]}
 
@@ -106,21 +108,24 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
         self.layers, self.recomputed = len(self._ran), len(self._ran & self._again)
         if not self._ran:
             raise RuntimeError(
-                f"activation checkpointing is asked for, and {type(model).__name__} ran no layer that could be "
-                "checkpointed"
+                f"activation checkpointing has no effect: {type(model).__name__} ran no layer to checkpoint. Omit it "
+                "for this model"
             )
         if missing := len(expected - self._again):
             raise RuntimeError(
-                f"activation checkpointing is asked for, and {missing} of {len(expected)} layers that should have "
-                f"been computed again in the first step were not: {self._why(model)}"
+                f"activation checkpointing: {missing} of {len(expected)} layers were not recomputed in the first "
+                f"step: {self._why(model)}"
             )
 
     def _why(self, model: nn.Module) -> str:
         if not model.training or any(not layer.training for layer in _layers(model)):
-            return "the model is in evaluation mode, where transformers checkpoints nothing; call model.train()"
+            return "the model or a layer is in evaluation mode, where nothing is checkpointed. Call model.train()"
         if not self._flagged:
-            return "no layer has the switch on; a wrapper of the model swallowed it, or the argument was set too late"
-        return "those layers have the switch off, or their class does not do what the switch says"
+            return (
+                "gradient_checkpointing is False in every layer: a wrapper of the model dropped the call, or it was "
+                "set too late. Turn it on in the model itself, before train()"
+            )
+        return "gradient_checkpointing is False in those layers, or ignored by their class. Omit it for this model"
 
     def _remove(self) -> None:
         while self._handles:
@@ -128,7 +133,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that transformers checkpoints; of a model that does it in its own way, the members of its lists."""
+    """The layers that transformers checkpoints; if the model has none of its class, the members of its lists."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if layers:
         return layers

@@ -151,7 +151,8 @@ def calibrate_by_run(folder: str | Path, *, device_type: str = "cuda") -> tuple[
     prediction: dict[str, Any] = dict(record.get("prediction", {}))
     if hardware.get("device_type") != device_type:
         raise InputError(
-            f"--calibrate {folder}: ran on {hardware.get('device_type', 'an unknown device')}, not on a GPU"
+            f"--calibrate {folder}: ran on {hardware.get('device_type', 'an unknown device')}, not on a GPU. Give a "
+            "run on one"
         )
     factor = run_factor(run)
     # The prediction was made with these; by them and the factor the run's time is what would be predicted.

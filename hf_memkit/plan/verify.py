@@ -281,7 +281,7 @@ _TORCHRUN: Final = re.compile(r"[EW]\d{4} .*torch/distributed/elastic/")
 
 _STAGES: Final = {
     "script": "before it trained",
-    "batches": "where its batches were looked at",
+    "batches": "while memkit read its batches",
     "steps": "in its first steps",
     "evaluation": "in the evaluation",
     "save": "in the save",

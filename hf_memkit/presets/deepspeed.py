@@ -41,9 +41,7 @@ def resolve_deepspeed(request: Request) -> Setup:
             "--nodes": request.nodes > 1,
         }  # fmt: skip
         if names := [option for option, value in given.items() if value]:
-            raise SettingError(
-                f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out"
-            )
+            raise SettingError(f"{', '.join(names)}: nothing can be computed without --model. Add it, or omit them")
     else:
         refuse_absent(model)
     zero = config.get("zero_optimization", {})

@@ -113,7 +113,7 @@ def _rows(
         yield {"text": text}
     if not found:
         what = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
-        raise DataError(f"{what}: no text in it: empty, or only white space")
+        raise DataError(f"{what}: no text in it, only white space or nothing. Give a file with text")
 
 
 def _from_hub(wanted: HubData, rows: Any, text_column: str, hub_reachable: bool) -> Documents:
@@ -124,5 +124,5 @@ def _from_hub(wanted: HubData, rows: Any, text_column: str, hub_reachable: bool)
         raise DataError(f"{name}: column {text_column!r}: expected text, found null in {nulls} of {len(rows)} rows")
     documents = Documents(rows[text_column], where if hub_reachable else f"{where}, from this machine's cache")
     if next(iter(documents), None) is None:
-        raise DataError(f"{name}: no text in its split 'train'")
+        raise DataError(f"{name}: no text in its split 'train'. Give another data set")
     return documents

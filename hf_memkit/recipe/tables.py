@@ -98,7 +98,7 @@ def hold_out(rows: Any, share: float) -> tuple[Any, Any]:
         DataError: there are fewer than two rows.
     """
     if len(rows) < 2:
-        raise DataError(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
+        raise DataError(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out. Give more data")
     count = min(max(1, round(share * len(rows))), len(rows) - 1)
     return rows.select(range(len(rows) - count)), rows.select(range(len(rows) - count, len(rows)))
 

@@ -56,7 +56,7 @@ def flash_attention(setup: Setup) -> Setup:
 )
 def eager_attention(setup: Setup) -> Setup:
     """Attention written out in torch operations: weights can be returned (output_attentions)."""
-    return setup.put(_KEY, "eager", "attention weights can be looked at")
+    return setup.put(_KEY, "eager", "attention weights can be read")
 
 
 def _avoided(job: Job) -> str:

@@ -115,7 +115,7 @@ def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
 
 
 def _by_part(setup: Setup, part: str, options: dict[str, Any], reason: str) -> Setup:
-    off = "a part does it: Trainer's switch would checkpoint every layer instead"
+    off = "a part does it: Trainer's argument would checkpoint every layer instead"
     setup = setup.put("arguments.activation_checkpointing", False, off).put(f"model_parts.{part}", options, reason)
     return _verified(setup, 1)
 
@@ -124,7 +124,7 @@ def _verified(setup: Setup, every: int) -> Setup:
     return setup.put(
         "trainer_parts.verify_checkpointing",
         {"every": every},
-        "counts the layers recomputed in the first step: a switch that is on proves nothing",
+        "stops the run if too few layers are recomputed in the first step",
     )
 
 

@@ -111,12 +111,12 @@ def _refuse(backend: str, mode: str) -> None:
         problems.append(f"compile_backend={backend}: {RETIRED[backend]}")
     elif backend not in BACKENDS:
         problems.append(
-            f"compile_backend={backend}: no backend that trains{did_you_mean(backend, BACKENDS)}; known: "
+            f"compile_backend={backend}: unknown, or cannot train{did_you_mean(backend, BACKENDS)}; known: "
             f"{', '.join(BACKENDS)}"
         )
     if mode not in MODES:
         hint = "; for a backend: compile_backend" if mode in BACKENDS else did_you_mean(mode, MODES)
-        problems.append(f"compile_mode={mode}: no mode{hint}; known: {', '.join(MODES)}")
+        problems.append(f"compile_mode={mode}: unknown{hint}; known: {', '.join(MODES)}")
     elif mode != "default" and backend in BACKENDS and backend != "inductor":
         problems.append(
             f"compile_mode={mode}: backend {backend!r} ignores modes. Remove it, or set compile_backend=inductor"

@@ -22,7 +22,7 @@ _TOKEN_BYTES: Final = 8
 @technique(
     "load-in-training-dtype",
     family="loading",
-    saves="the surprise of a model in the checkpoint's own dtype; RAM where 16-bit weights are made rather than read",
+    saves="weights in an unexpected dtype, the checkpoint's; RAM where 16-bit weights are made rather than read",
     costs="nothing",
     not_when="the weights are loaded quantised: their dtype is the quantisation's",
 )
@@ -35,7 +35,7 @@ def training_dtype(setup: Setup) -> Setup:
     decided = setup.get("model.dtype")
     if decided is None:
         return setup.put(
-            "model.dtype", "float32", "no precision was chosen, and the checkpoint's own dtype is not to choose it"
+            "model.dtype", "float32", "no precision was chosen; the checkpoint's dtype does not decide it"
         )
     return setup.put("model.dtype", decided, f"read or made as {decided}, whatever the checkpoint was saved in")
 
@@ -90,7 +90,7 @@ def pinned_workers(setup: Setup) -> Setup:
         "arguments",
         dataloader_num_workers=(workers, reason),
         dataloader_pin_memory=(True, "page-locked batches are copied to the GPU while it computes"),
-        dataloader_persistent_workers=(True, "workers are not started anew for every epoch"),
+        dataloader_persistent_workers=(True, "workers keep running between epochs"),
         dataloader_prefetch_factor=(
             PREFETCH,
             f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",

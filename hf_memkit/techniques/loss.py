@@ -21,8 +21,8 @@ from hf_memkit.techniques.activation_bytes import chunk_tokens_for
 def chunked_loss(setup: Setup) -> Setup:
     """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/components/chunked_loss.py`).
 
-    Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which takes the
-    place of Trainer's label_smoothing_factor.
+    Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which
+    replaces Trainer's label_smoothing_factor.
     """
     job = setup.resolved_for
     options: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from hf_memkit.technique import technique
     not_when="there are several GPUs, or the weights are 16-bit (use zero2-offload: it keeps an fp32 master copy)",
     proof="gpu",
     packages=("torchao",),
-    gpu_only="torchao's optimizer copies between a GPU and pinned host memory: without one there are no two places",
+    gpu_only="torchao's optimizer copies between a GPU and pinned host memory",
 )
 def cpu_offload_optimizer(setup: Setup) -> Setup:
     """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one GPU.
@@ -28,13 +28,13 @@ def cpu_offload_optimizer(setup: Setup) -> Setup:
     job = setup.resolved_for
     accumulated = job.accumulation > 1
     gradients = (
-        f"they are accumulated on the GPU over {job.accumulation} micro-batches: torchao keeps the last one's alone"
+        f"they are accumulated on the GPU over {job.accumulation} micro-batches: torchao keeps only the last one's"
         if accumulated
         else "freed on the GPU as soon as they are on the host: nothing is accumulated"
     )
     if job.processes > 1:
         setup = setup.with_problems(
-            [f"cpu-offload-optimizer is for one GPU, and there are {job.processes}; take zero2-offload"]
+            [f"cpu-offload-optimizer supports one GPU, and there are {job.processes}; use zero2-offload"]
         )
     return setup.put(
         "trainer_parts.cpu_offload_optimizer",

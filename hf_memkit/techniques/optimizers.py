@@ -10,7 +10,7 @@ from hf_memkit.technique import technique
 
 __all__ = ["NO_CLIPPING", "NO_DECAY"]
 
-NO_CLIPPING: Final = "the gradients are gone when Trainer would clip them: their norm is never known"
+NO_CLIPPING: Final = "gradients are freed before Trainer could clip them"
 NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without its parameter groups"
 
 
@@ -183,5 +183,5 @@ def adalomo(setup: Setup) -> Setup:
         optim=("adalomo", "a number a row and a column, and no gradient lives longer than its own update"),
         max_grad_norm=(0.0, NO_CLIPPING),
         weight_decay=(0.0, NO_DECAY),
-        save_only_model=(True, "a checkpoint would lack the second moments: a resume starts them anew"),
+        save_only_model=(True, "a checkpoint would lack the second moments: a resume resets them"),
     )

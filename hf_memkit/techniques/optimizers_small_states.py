@@ -112,7 +112,7 @@ def _torchao(setup: Setup, name: str, block: int, saves: str) -> Setup:
     if model is not None and padded != model.vocabulary and not setup.section("adapter"):
         setup = setup.put(
             "model.pad_vocabulary_to_multiple_of", VOCABULARY_MULTIPLE,
-            f"{model.vocabulary} rows become {padded}: tensor cores like it, and {padded} × {model.width} "
+            f"{model.vocabulary} rows become {padded}: fast on tensor cores, and {padded} × {model.width} "
             f"divides by torchao's block of {block}, so that the embedding's states are quantised too",
         )  # fmt: skip
     return setup.put_all(

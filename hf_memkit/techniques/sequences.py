@@ -120,8 +120,8 @@ def length_grouped(setup: Setup) -> Setup:
         "trainer_parts.check_length_grouping", {},
         "stops the run where Trainer would not group (an IterableDataset), or all lengths are equal",
     ).with_notes(
-        "Evaluations are grouped by length too: an eval_loss, which is the mean of its batches' losses whatever their "
-        "tokens, is another number than with batches in the data set's order."
+        "Evaluations are grouped by length too: eval_loss, the mean of its batches' losses, differs from that in the "
+        "data set's order."
     )  # fmt: skip
 
 

@@ -99,8 +99,8 @@ def _refuse_what_saves_nothing(*, partition: bool, contiguous: bool, cpu: bool, 
         raise SettingError("contiguous=True: DeepSpeed supports it only with partition=True. Set both")
     if cpu and not partition and get_accelerator().device_name() == "cpu":
         raise SettingError(
-            "cpu=True keeps checkpoints in RAM, and on a CPU they are there already (DeepSpeed fails on it); leave it "
-            "out on this machine"
+            "cpu=True keeps checkpoints in RAM, and on a CPU they are there already (DeepSpeed fails on it); omit it "
+            "on this machine"
         )
 
 

@@ -205,7 +205,7 @@ def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
 
 def test_a_template_s_refusal_names_the_row(conversations: Any, tokenizer: Any) -> None:
     strict = "{{ raise_exception('only one turn') }}" + CHATML
-    with pytest.raises(DataError, match=r"^conversation 1: the model's chat template rejects .*: only one turn$"):
+    with pytest.raises(DataError, match=r"^conversation 1: .*only one turn"):
         tokenise(conversations, tokenizer, strict, length=LENGTH, packing=False, assistant_only=True)
     with pytest.raises(DataError, match=r"no answer of the assistant begins within 3 tokens .*--sequence-length"):
         tokenise(conversations, tokenizer, CHATML, length=3, packing=False, assistant_only=True)

@@ -133,7 +133,7 @@ def _two_forms(root: Path) -> str:
 
 def _zero_bytes(root: Path) -> str:
     (pairs(root) / "one.wav").write_bytes(b"")
-    return f"{root}/one.wav: is empty (0 bytes)"
+    return f"{root}/one.wav: empty (0 bytes); expected sound"
 
 
 def _no_samples(root: Path) -> str:
@@ -155,7 +155,7 @@ def _silence(root: Path) -> str:
 def _cut_header(root: Path) -> str:
     path = pairs(root) / "two.wav"
     path.write_bytes(path.read_bytes()[:30])
-    return f"{root}/two.wav: is a WAV file without sound in it: its header is damaged, or its end is missing"
+    return f"{root}/two.wav: a WAV file without sound data: damaged or cut off. Save it again, or remove it"
 
 
 def _other_coding(root: Path) -> str:
@@ -163,7 +163,10 @@ def _other_coding(root: Path) -> str:
     content = bytearray(path.read_bytes())
     content[20:22] = struct.pack("<H", 85)  # MP3 inside WAV
     path.write_bytes(content)
-    return f"{root}/two.wav: is WAV of the kind 85 with 16 bits; expected PCM of 8, 16, 24 or 32 bits, or floats"
+    return (
+        f"{root}/two.wav: a WAV file of format 85, 16 bits, 1 channel(s), 16000 Hz. Save it as PCM of 8, 16, 24 or 32 "
+        "bits, or as floats"
+    )
 
 
 def _missing_file(root: Path) -> str:

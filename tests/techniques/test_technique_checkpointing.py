@@ -111,7 +111,7 @@ def test_segments_refuse_a_model_that_changes_states_between_layers() -> None:
     # Registered first, so that it comes before the part's hook, as the model's own code does.
     handle = model.model.layers[1].register_forward_pre_hook(shift, with_kwargs=True)
     undo = checkpoint_segments.install(model, segment_layers=2)
-    with pytest.raises(RuntimeError, match="does not get what the layer before it gave"):
+    with pytest.raises(RuntimeError, match="segment_layers=2"):
         one_pass(model)
     handle.remove()
     one_pass(model)
@@ -154,14 +154,14 @@ def test_segments_take_the_cache_away_as_transformers_does() -> None:
 
 def test_parts_refuse_what_they_cannot_do() -> None:
     plain_model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="Linear has no list of GradientCheckpointingLayer"):
+    with pytest.raises(ValueError, match=r"Linear .*GradientCheckpointingLayer"):
         checkpoint_segments.install(plain_model, segment_layers=2)
-    with pytest.raises(ValueError, match="Linear has no GradientCheckpointingLayer"):
+    with pytest.raises(ValueError, match=r"Linear .*GradientCheckpointingLayer"):
         checkpoint_selective.install(plain_model)
-    with pytest.raises(ValueError, match="segment_layers must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="segment_layers=0"):
         checkpoint_segments.install(model_of("gpt2"), segment_layers=0)
     if torch.accelerator.current_accelerator() is None:
-        with pytest.raises(ValueError, match="pinned memory needs an accelerator"):
+        with pytest.raises(ValueError, match="pin_memory=True"):
             WAYS["offloaded-checkpointing"].__globals__["checkpoint_offload"].install(model_of("gpt2"))
 
 
@@ -209,8 +209,8 @@ class Switching(TrainerCallback):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("callbacks", "said"),
     [
-        ([Evaluating()], "1 of 6 layers that should have been computed again .* evaluation mode"),
-        ([Switching()], "6 of 6 layers .* no layer has the switch on"),
+        ([Evaluating()], r"1 of 6 layers .*model\.train\(\)"),
+        ([Switching()], "6 of 6 layers .*gradient_checkpointing is False"),
     ],
 )
 def test_checkpointing_that_does_not_happen_is_an_error(callbacks: list[Any], said: str, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_wrapper_that_swallows_the_switch_is_found_out(tmp_path: Path) -> None
         def forward(self, input_ids: Any, labels: Any) -> Any:
             return self.inner(input_ids=input_ids, labels=labels)
 
-    with pytest.raises(RuntimeError, match=r"6 of 6 layers .* swallowed it"):
+    with pytest.raises(RuntimeError, match="6 of 6 layers"):
         train(setup_of("activation-checkpointing"), tmp_path, Wrapper())
 
 
@@ -252,7 +252,7 @@ def test_the_old_name_set_late_is_found_out(tmp_path: Path) -> None:
     if "activation_checkpointing" not in compat.to_installed_arguments({"activation_checkpointing": True}):
         trainer.train()
         return
-    with pytest.raises(RuntimeError, match="the argument was set too late"):
+    with pytest.raises(RuntimeError, match="gradient_checkpointing is False"):
         trainer.train()
 
 

@@ -135,7 +135,7 @@ def test_why_torchs_form_is_for_32_bits_only() -> None:
     assert value.dtype is torch.bfloat16
     with pytest.raises(ValueError, match="16-bit loss"):
         install(causal_model("llama").bfloat16(), engine="torch")
-    with pytest.raises(ValueError, match="no label smoothing"):
+    with pytest.raises(ValueError, match="label_smoothing"):
         model = causal_model("llama")
         install(model, engine="torch", label_smoothing=0.1)
         model(**batch())
@@ -234,7 +234,7 @@ def test_a_training_with_accumulation_and_its_evaluation(tmp_path: Path) -> None
 
 
 def test_trainers_label_smoothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"without labels.*label_smoothing_factor"):
+    with pytest.raises(RuntimeError, match="label_smoothing_factor"):
         train(tmp_path, lambda model: install(model), label_smoothing_factor=0.1)
 
 
@@ -309,13 +309,13 @@ def test_models_that_it_is_not_for() -> None:
         install(AutoModelForMaskedLM.from_config(bert))
     with pytest.raises(TypeError, match="output embedding"):
         install(GPT2ForSequenceClassification(causal_model().config))
-    with pytest.raises(TypeError, match="Linear is none"):
+    with pytest.raises(TypeError, match="Linear"):
         install(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"Centred does with its logits.*\(uses .mean\)"):
+    with pytest.raises(ValueError, match=r"Centred .*\.mean"):
         install(Centred(causal_model("llama").config))
     model = causal_model()
     install(model)
-    with pytest.raises(RuntimeError, match="already"):
+    with pytest.raises(RuntimeError, match="GPT2LMHeadModel"):
         install(model)
 
 
@@ -346,7 +346,7 @@ def test_a_loss_of_other_logits_is_refused() -> None:
 
             return CausalLMOutput(loss=loss, logits=own)
 
-    with pytest.raises(ValueError, match="other logits"):
+    with pytest.raises(ValueError, match="Twice"):
         install(Twice(model.config))
 
 

@@ -23,7 +23,7 @@ def leaking(kind: str) -> Any:
 def test_models_in_which_samples_see_each_other_are_refused(kind: str) -> None:
     model = leaking(kind)
     modes = [module.training for module in model.modules()]
-    with pytest.raises(RuntimeError, match=r"see each other|cannot be tried"):
+    with pytest.raises(RuntimeError, match="pad-to-multiple"):
         part(packed_batches, model)
     assert [module.training for module in model.modules()] == modes
 
@@ -43,9 +43,9 @@ def test_a_model_that_computes_no_numbers_is_not_taken_for_one_that_keeps_sample
 
 
 def test_what_packing_cannot_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="the model has 64 positions"):
+    with pytest.raises(ValueError, match="length=65"):
         part(packed_batches, length=65)
-    with pytest.raises(ValueError, match="at least 2"):
+    with pytest.raises(ValueError, match="length=1:"):
         part(packed_batches, length=1)
     with pytest.raises(ValueError, match="use_cache"):
         packed_batches.trainer_options(
@@ -53,17 +53,17 @@ def test_what_packing_cannot_do_is_refused() -> None:
         )
     model = causal_model()
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="one row only"):
+    with pytest.raises(ValueError, match="flash_attention_2"):
         part(packed_batches, model, length=32)
     (tried,) = part(packed_batches, model)["callbacks"]  # when the model is on its GPU
     arguments = SimpleNamespace(bf16=True, fp16=False)
     tried.on_train_begin(arguments, None, None, model=causal_model())
-    with pytest.raises(RuntimeError, match="see each other"):
+    with pytest.raises(RuntimeError, match="OPTForCausalLM"):
         tried.on_train_begin(arguments, None, None, model=tiny("opt"))
     rows = part(packed_batches, length=32)["data_collator"]
-    with pytest.raises(ValueError, match="a sample has 40 tokens, and a row 32"):
+    with pytest.raises(ValueError, match="40 tokens, and a row 32"):
         rows([{"input_ids": [3] * 40}])
-    with pytest.raises(ValueError, match="only a label a token"):
+    with pytest.raises(ValueError, match=r"labels: shape \(\)"):
         rows([{"input_ids": [1, 2, 3], "labels": 1}])
 
 
@@ -122,10 +122,10 @@ def test_padding_takes_care_of_what_a_batch_can_hold() -> None:
     assert before["input_ids"].tolist() == [[7, 8]] and before["attention_mask"].tolist() == [[1, 1]]
     for rows, said in (
         ([{"text": "x"}], "no input_ids"),
-        ([{"input_ids": [1, 2], "labels": [1]}], r"labels has shape \(1,\)"),
-        ([{"input_ids": [1]}, {"input_ids": [1], "labels": [1]}], "different fields"),
+        ([{"input_ids": [1, 2], "labels": [1]}], r"labels: shape \(1,\)"),
+        ([{"input_ids": [1]}, {"input_ids": [1], "labels": [1]}], "labels"),
     ):
         with pytest.raises(ValueError, match=said):
             pad_batches.PadBatches(1)(rows)
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="multiple=0"):
         part(pad_batches, multiple=0)

@@ -110,7 +110,7 @@ def test_less_is_kept_for_backward() -> None:
 
 
 def test_a_run_in_which_nothing_is_compiled_is_stopped(train: Train) -> None:
-    with pytest.raises(RuntimeError, match="nothing was compiled in the first step"):
+    with pytest.raises(RuntimeError, match="torch_compile=True"):
         train(Mean(), numbers(2), {}, torch_compile=True, torch_compile_backend="no")
     assert train(Mean(), numbers(2), {}, torch_compile_backend="eager").state.global_step == 2
 
@@ -123,7 +123,7 @@ def test_a_run_in_which_torch_gives_up_compiling_is_stopped(train: Train, monkey
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        with pytest.raises(RuntimeError, match=r"torch compiled one function 2 times .* runs it uncompiled"):
+        with pytest.raises(RuntimeError, match=r"2 times .*recompile_limit"):
             train(Mean(), numbers(6), {}, torch_compile_backend="eager", max_steps=6)
 
 
@@ -150,7 +150,7 @@ def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.M
     finally:
         logger.removeHandler(keep)
     assert len(said) == 1 and "2 more graphs after step 2" in said[0]
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match="most=-1"):
         recompilation_guard.trainer_options(model=Mean(), processing_class=None, arguments=None, most=-1)
 
 
@@ -178,7 +178,7 @@ def test_settings() -> None:
         ({"compile_backend": "nvprims_nvfuser"}, "backend 'inductor'"),
         ({"compile_backend": "ipex"}, "merged into PyTorch"),
         ({"compile_backend": "inductr"}, "did you mean 'inductor'"),
-        ({"compile_mode": "max_autotune"}, "compile_mode=max_autotune: no mode"),
+        ({"compile_mode": "max_autotune"}, "compile_mode=max_autotune"),
         ({"compile_mode": "cudagraphs"}, "for a backend: compile_backend"),
         ({"compile_backend": "aot_eager", "compile_mode": "max-autotune"}, "ignores modes. Remove it"),
     ],

@@ -169,8 +169,8 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Stream(), "has no length of its own"),
-        ([{"input_ids": [3] * 9}] * 32, "every sample has 9 tokens"),
+        (Stream(), "IterableDataset"),
+        ([{"input_ids": [3] * 9}] * 32, "9 tokens"),
     ],
 )
 @pytest.mark.compat

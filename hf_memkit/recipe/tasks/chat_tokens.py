@@ -123,7 +123,9 @@ def _one(row: dict[str, Any], tokenizer: Any, template: str, length: int, assist
             return_assistant_tokens_mask=assistant_only,
         )
     except (TemplateError, TypeError) as error:  # templates refuse by raise_exception, and fail where a key is missing
-        raise DataError(f"{row['place']}: the model's chat template rejects this conversation: {error}") from error
+        raise DataError(
+            f"{row['place']}: the model's chat template rejects this conversation ({error}). Correct it, or remove it"
+        ) from error
     tokens = made["input_ids"]
     mask = made["assistant_masks"] if assistant_only else [1] * len(tokens)
     if 1 not in mask:

@@ -212,7 +212,7 @@ def _split(rows: Any, own: bool, share: float) -> tuple[Any, Any]:
     from hf_memkit.components.image_batches import each_label_split
 
     if len(rows) < 2:
-        raise DataError(f"{len(rows)} image; the minimum is 2, one to train on and one to hold out")
+        raise DataError(f"{len(rows)} image; the minimum is 2, one to train on and one to hold out. Give more data")
     if own:
         is_held_out, labels = rows["held_out"], rows["label"]
         train = [number for number, held in enumerate(is_held_out) if not held]
