@@ -190,7 +190,7 @@ def _gpu(
     least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
     if most <= usable:
         is_full = reserved + outside > FULL_SHARE * gpu.capacity_bytes
-        slow = f"; above {100 * FULL_SHARE:.0f} % of the GPU steps can be slow, and memkit plan proposes none so full"
+        slow = f". That is above {100 * FULL_SHARE:.0f} % of the GPU: steps can be slow, and memkit plan rejects it"
         return Judgement(
             "fits",
             f"the allocator takes at most {format_size(reserved)} ({format_size(most)} with "
