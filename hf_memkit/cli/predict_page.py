@@ -49,7 +49,7 @@ def write_page(
     verdict, *changes = (line.plain for line in answer(prediction, change))
     warned = (el("p", el("strong", line.plain)) for line in warnings(above))
     head = lead(verdict, [title], _STATES.get(prediction.verdict or "", "near"))
-    said = f"Predicted{f' for {gpu.name}' if gpu else ''}: GiB by category at the peak. The longest part saves most"
+    said = f"Predicted{f' for {gpu.name}' if gpu else ''}: GiB by category at the peak. Reduce the longest part first"
     parts = [
         el("header", *warned, head, tiles(_tiles(prediction, target))),
         section("next", "What to do", el("ul", *(el("li", line) for line in changes), class_="changes"))
