@@ -1,10 +1,14 @@
-"""Pages whose tables stand between `<!-- evidence: NAME -->`, or `fields: NAME`, and `<!-- end -->`: filled, or only
-compared."""
+"""Pages whose tables and examples stand between `<!-- evidence: NAME -->`, or `fields: NAME`, and `<!-- end -->`:
+filled, or only compared. What a command prints, for such an example."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,3 +41,57 @@ def filled(page: Path, blocks: Mapping[str, str]) -> str:
             raise SystemExit(f"{page}: no block for {name}")
         text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
     return text
+
+
+def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -> str:
+    """What `memkit …` prints there, in 80 columns, without the hub and without what this user has of it; if asked for,
+    also what it says on standard error, last.
+
+    Raises:
+        SystemExit: it printed nothing else.
+    """
+    with tempfile.TemporaryDirectory() as hub:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": hub}
+        ran = subprocess.run(
+            [sys.executable, "-m", "hf_memkit", *shlex.split(command.replace("\\\n", " "))[1:]],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    if not ran.stdout:
+        raise SystemExit(ran.stderr)
+    return ran.stdout + (ran.stderr if with_errors else "")
+
+
+def excerpt(output: str, *parts: tuple[str, str]) -> str:
+    """Of each part the lines from one that begins with its first text to the one before that begins with its second,
+    or only the first line if that is empty; `…` for what is left out.
+
+    Raises:
+        SystemExit: no line begins so.
+    """
+    lines, found, at = output.rstrip().splitlines(), [], 0
+
+    def next_line(text: str, start: int) -> int:
+        for number in range(start, len(lines)):
+            if lines[number].startswith(text):
+                return number
+        raise SystemExit(f"no line begins with {text!r}:\n{output}")
+
+    for first, behind in parts:
+        begin = next_line(first, at)
+        end = next_line(behind, begin + 1) if behind else begin + 1
+        found += ["…"] * (begin > at) + lines[begin:end]
+        at = end
+    return "\n".join([*found, *["…"] * (at < len(lines))])
+
+
+def shown(command: str, output: str, language: str = "text") -> str:
+    """A command and its output, as a page has them."""
+    return f"```bash\n{command}\n```\n\n```{language}\n{trimmed(output)}\n```"
+
+
+def trimmed(output: str) -> str:
+    """Without blanks at the ends of lines."""
+    return "\n".join(line.rstrip() for line in output.rstrip().splitlines())
