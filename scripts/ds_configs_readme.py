@@ -77,7 +77,7 @@ def sized() -> str:
         ("key", ""),
         ("stage3_prefetch_bucket_size", "offload_optimizer.pin_memory"),
         ("place", "host"),
-        ("disk", "Not included"),
+        ("disk", "Note"),
         ("Wrote", ""),
         ("Use it", ""),
     )

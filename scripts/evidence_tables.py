@@ -82,14 +82,14 @@ def excerpt(output: str, *parts: tuple[str, str]) -> str:
     for first, behind in parts:
         begin = next_line(first, at)
         end = next_line(behind, begin + 1) if behind else begin + 1
-        found += ["…"] * (begin > at) + lines[begin:end]
+        found += ["…"] * (begin > at) + "\n".join(lines[begin:end]).rstrip().splitlines()
         at = end
     return "\n".join([*found, *["…"] * (at < len(lines))])
 
 
-def shown(command: str, output: str, language: str = "text") -> str:
+def shown(command: str, output: str) -> str:
     """A command and its output, as a page has them."""
-    return f"```bash\n{command}\n```\n\n```{language}\n{trimmed(output)}\n```"
+    return f"```bash\n{command}\n```\n\n```text\n{trimmed(output)}\n```"
 
 
 def trimmed(output: str) -> str:

@@ -118,12 +118,13 @@ def own_recipe() -> dict[str, str]:
     """The first step of the guide, and its own recipe judged, in a folder with the guide's files."""
     files = re.findall(r"^```\w+ (\S+)\n(.*?)^```$", OWN_RECIPE.read_text(), re.MULTILINE | re.DOTALL)
     copy = "memkit recipe bert-large-on-8gb --copy tickets.yaml"
-    judge = "memkit recipe tickets.yaml --data tickets.csv --gpu 8GB --ram 32GB --dry-run --short"
+    judge = "memkit recipe tickets.yaml --data tickets.csv --gpu 8GB --ram 32GB --dry-run"
+    parts = (("FITS", "Variant"), ("Variant", ""), ("Peak allocated", "phase"), ("Note: predicted", "Bytes"))
     with tempfile.TemporaryDirectory() as folder:
         copied = shown(copy, output_of(copy, Path(folder)))
         for name, content in files:
             (Path(folder) / name).write_text(content)
-        return {"copied": copied, "judged": shown(judge, output_of(judge, Path(folder)))}
+        return {"copied": copied, "judged": shown(judge, excerpt(output_of(judge, Path(folder)), *parts))}
 
 
 def main(arguments: list[str]) -> int:

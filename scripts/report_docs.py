@@ -38,7 +38,7 @@ def step() -> str:
         ).stdout
     first = "    "
     parts = ((first + '"step"', first + '"capacity'), (first + '"categories"', first + '"held"'))
-    return shown(command, excerpt(found, *parts), "json")
+    return shown(command, excerpt(found, *parts))
 
 
 def diagnosis_table() -> str:

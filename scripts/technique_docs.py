@@ -47,7 +47,7 @@ def tables() -> dict[Path, dict[str, str]]:
 
 
 def first_example() -> str:
-    """Three techniques of the list."""
+    """Two techniques of the list."""
     command = "memkit preset list --techniques"
     families = (("checkpointing", "  every-nth"), ("loss", "  liger"))
     return shown(command, excerpt(output_of(command), *families))

@@ -75,9 +75,9 @@ def run_record(**changes: Any) -> Record:
 def step_record(step: int, tokens: int, longest: int, rng: random.Random, *, extra_gib: float = 0.0) -> Record:
     """One step of a GPT-2 Large in half precision whose activations and logits follow the tokens of a micro-batch."""
     weights, gradients, optimizer, buffers, other = 1.44, 1.44, 1.52, 0.12, 0.05
-    activations = tokens * 1.25 / 1024 * (1 + longest / 8192)
-    loss = tokens * 50257 * 10 / GIB
-    peak = weights + gradients + optimizer + activations + loss + buffers + other + extra_gib
+    activations = round(tokens * 1.25 / 1024 * (1 + longest / 8192), 10)
+    loss = round(tokens * 50257 * 10 / GIB, 10)
+    peak = round(weights + gradients + optimizer + activations + loss + buffers + other + extra_gib, 10)
     floor = weights + optimizer + other + extra_gib
     reserved = max(math.ceil(peak * 50) / 50 + 0.4, 10.9)
     forward, of_optimizer = peak - gradients * 0.6, floor + gradients + 0.4
@@ -93,7 +93,7 @@ def step_record(step: int, tokens: int, longest: int, rng: random.Random, *, ext
         "micro_batches": 8,
         "allocated_gib": floor,
         "reserved_gib": reserved,
-        "fragmentation_gib": reserved - floor,
+        "fragmentation_gib": round(reserved - floor, 10),
         "peak_allocated_gib": peak,
         "peak_reserved_gib": reserved,
         "capacity_gib": CAPACITY_GIB,
