@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of ds_configs/README.md, and its first example and that of docs/deepspeed.md; --check only compares.
+"""Writes the first examples of ds_configs/README.md and docs/deepspeed.md, and the tables of the former; with --check
+only compares.
 
 .venv/bin/python scripts/ds_configs_readme.py [--check]
 """

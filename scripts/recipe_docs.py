@@ -111,7 +111,9 @@ def data_table() -> str:
 def fitting() -> str:
     """The first recipes that fit a GPU."""
     command = "memkit recipe --gpu 16GB --ram 32GB"
-    return shown(command, excerpt(output_of(command), ("16GB GPU", "memkit recipe qwen3"), ("Predicted", "Does not fit")))
+    return shown(
+        command, excerpt(output_of(command), ("16GB GPU", "memkit recipe qwen3"), ("Predicted", "Does not fit"))
+    )
 
 
 def own_recipe() -> dict[str, str]:

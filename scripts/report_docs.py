@@ -34,7 +34,13 @@ def step() -> str:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "out", healthy())
         found = subprocess.run(
-            command, shell=True, cwd=folder, env={**os.environ, "PATH": search}, capture_output=True, text=True, check=True
+            command,
+            shell=True,
+            cwd=folder,
+            env={**os.environ, "PATH": search},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     first = "    "
     parts = ((first + '"step"', first + '"capacity'), (first + '"categories"', first + '"held"'))
