@@ -3,13 +3,15 @@ filled, or only compared. What a command prints, for such an example."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,23 +47,28 @@ def filled(page: Path, blocks: Mapping[str, str]) -> str:
 
 def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -> str:
     """What `memkit …` prints there, in 80 columns, without the hub and without what this user has of it; if asked for,
-    also what it says on standard error, last.
+    also what it says on standard error, last. In this process, which imports torch once.
 
     Raises:
         SystemExit: it printed nothing else.
     """
-    with tempfile.TemporaryDirectory() as hub:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": hub}
-        ran = subprocess.run(
-            [sys.executable, "-m", "hf_memkit", *shlex.split(command.replace("\\\n", " "))[1:]],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-    if not ran.stdout:
-        raise SystemExit(ran.stderr)
-    return ran.stdout + (ran.stderr if with_errors else "")
+    _prepare()
+    from hf_memkit.cli import main
+
+    out, errors = io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(errors):
+        main(shlex.split(command.replace("\\\n", " "))[1:])
+    if not out.getvalue():
+        raise SystemExit(errors.getvalue())
+    return out.getvalue() + (errors.getvalue() if with_errors else "")
+
+
+@cache
+def _prepare() -> tempfile.TemporaryDirectory[str]:
+    """Sets the variables that libraries read when they are imported; the cache is empty, and removed at the end."""
+    hub = tempfile.TemporaryDirectory()
+    os.environ |= {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": hub.name}
+    return hub
 
 
 def excerpt(output: str, *parts: tuple[str, str]) -> str:
