@@ -42,8 +42,7 @@ def step() -> str:
             text=True,
             check=True,
         ).stdout
-    first = "    "
-    parts = ((first + '"step"', first + '"capacity'), (first + '"categories"', first + '"held"'))
+    parts = (('    "step"', '    "capacity_gib"'), ('    "categories"', '    "held"'))
     return shown(command, excerpt(found, *parts))
 
 
