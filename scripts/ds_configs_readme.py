@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes ds_configs/README.md from ds_configs/index.yaml and the ledger's formulas; with --check only compares.
+"""Writes the first examples of ds_configs/README.md and docs/deepspeed.md, and the tables of the former; with --check
+only compares.
 
 .venv/bin/python scripts/ds_configs_readme.py [--check]
 """
@@ -7,43 +8,16 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from evidence_tables import ROOT, excerpt, output_of, shown, update
 
-from hf_memkit.architectures import ARCHITECTURES  # noqa: E402
-from hf_memkit.models import ModelFacts, describe  # noqa: E402
-from hf_memkit.units import GIB  # noqa: E402
-from hf_memkit.zero.ledger import zero_ledger  # noqa: E402
-from hf_memkit.zero.presets import (  # noqa: E402
-    PresetInfo,
-    load,
-    preset_index,
-)
-
-TARGET = ROOT / "ds_configs" / "README.md"
-
-INTRODUCTION = """\
-# DeepSpeed presets
-
-Each file works unchanged: `TrainingArguments(..., deepspeed="ds_configs/zero2-offload.json")`. `"auto"` appears only
-in keys that Trainer fills in. Every buffer has a number, never DeepSpeed's default of 5e8 elements. Presets with
-NVMe have a placeholder for `nvme_path`.
-
-```bash
-memkit ds list
-memkit ds show zero3-infinity
-memkit ds copy zero3-infinity ds.json --model gpt2-xl --gpu-memory 16GB --ram 32GB --nvme-path /fast
-memkit ds check ds.json
-```
-
-With `--model`, memkit computes every buffer for that model and machine, and prints a ledger of what the result holds
-on the GPU, in RAM and on disk. Under ZeRO-3 create `TrainingArguments` before the model and keep them: only then does
-DeepSpeed split the model while it is loaded.
-
-`scripts/ds_configs_readme.py` generates this page from `index.yaml` and the ledger's formulas.
-"""
+from hf_memkit.architectures import ARCHITECTURES
+from hf_memkit.models import describe
+from hf_memkit.units import GIB
+from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.zero.presets import PresetInfo, load, preset_index
 
 MODEL = "openai-community/gpt2-xl"
 PLACES = (("device",), ("host", "pinned"), ("disk",))
@@ -57,7 +31,8 @@ def needs(info: PresetInfo) -> str:
     return ", ".join(found) or "–"
 
 
-def descriptions() -> list[str]:
+def descriptions() -> str:
+    """A row a preset, from index.yaml."""
     lines = ["| preset | what it is | for | saves | costs | needs |", "|---|---|---|---|---|---|"]
     for info in preset_index().values():
         cells = (
@@ -69,10 +44,12 @@ def descriptions() -> list[str]:
             needs(info),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return "\n".join(lines)
 
 
-def sizes(model: ModelFacts) -> list[str]:
+def sizes() -> str:
+    """What each preset holds, by formula."""
+    model = describe(MODEL, ARCHITECTURES[MODEL].config, use_hub=False)
     lines = ["| preset | GPU | RAM | disk | GPU | RAM | disk |", "|---|---:|---:|---:|---:|---:|---:|"]
     for name in preset_index():
         cells = []
@@ -81,42 +58,40 @@ def sizes(model: ModelFacts) -> list[str]:
             totals = [ledger.total_bytes(*places) / GIB for places in PLACES]
             cells += [f"{total:.1f}" if total >= 0.05 else "–" for total in totals]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return lines
+    of = f"Of {MODEL}, {model.parameters / 1e9:.2f} B parameters, all of them trained:"
+    return "\n".join([of, "", *lines])
 
 
-def readme() -> str:
-    model = describe(MODEL, ARCHITECTURES[MODEL].config, use_hub=False)
-    return "\n".join(
-        [
-            INTRODUCTION,
-            "## Presets",
-            "",
-            *descriptions(),
-            "",
-            "## Sizes",
-            "",
-            f"GiB that DeepSpeed holds to train all of {MODEL} ({model.parameters / 1e9:.2f} B parameters)",
-            "with these constants: by formula, not measured. Columns: one GPU, and the RAM and disk of one machine;",
-            "first with one GPU in the machine, then with eight. Not included: activations, loss and processes.",
-            "With stage 3, RAM includes the weights that rank 0 gathers for each checkpoint",
-            "(`stage3_gather_16bit_weights_on_model_save`).",
-            "",
-            *sizes(model),
-            "",
-        ]
+def one() -> str:
+    """For whom a preset is, and its stage."""
+    command = "memkit ds show zero2-offload"
+    parts = (("zero2-offload:", "Note"), ('  "zero_optimization"', "}"))
+    return shown(command, excerpt(output_of(command), *parts))
+
+
+def sized() -> str:
+    """Three buffers that were computed, and what the result holds on the GPU and on disk."""
+    command = "memkit ds copy zero3-infinity ds.json --model gpt2-xl --gpu-memory 16GB --ram 32GB --nvme-path /fast"
+    with tempfile.TemporaryDirectory() as folder:
+        output = output_of(command, Path(folder))
+    parts = (
+        ("key", ""),
+        ("stage3_prefetch_bucket_size", "offload_optimizer.pin_memory"),
+        ("place", "host"),
+        ("disk", "Note"),
+        ("Wrote", ""),
+        ("Use it", ""),
     )
+    return shown(command, excerpt(output, *parts))
 
 
-def main() -> int:
-    text = readme()
-    if "--check" in sys.argv[1:]:
-        if not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
-            print(f"{TARGET.relative_to(ROOT)} is out of date. Run: scripts/ds_configs_readme.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+def main(arguments: list[str]) -> int:
+    pages = {
+        ROOT / "ds_configs" / "README.md": {"show": one(), "presets": descriptions(), "sizes": sizes()},
+        ROOT / "docs" / "deepspeed.md": {"sized": sized()},
+    }
+    return update(pages, arguments, "ds_configs_readme.py")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,11 +1,17 @@
-"""Pages whose tables stand between `<!-- evidence: NAME -->`, or `fields: NAME`, and `<!-- end -->`: filled, or only
-compared."""
+"""Pages whose tables and examples stand between `<!-- evidence: NAME -->`, or `fields: NAME`, and `<!-- end -->`:
+filled, or only compared. What a command prints, for such an example."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import shlex
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,3 +43,62 @@ def filled(page: Path, blocks: Mapping[str, str]) -> str:
             raise SystemExit(f"{page}: no block for {name}")
         text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
     return text
+
+
+def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -> str:
+    """What `memkit …` prints there, in 80 columns, without the hub and without what this user has of it; if asked for,
+    also what it says on standard error, last. In this process, which imports torch once.
+
+    Raises:
+        SystemExit: it printed nothing else.
+    """
+    _prepare()
+    from hf_memkit.cli import main
+
+    out, errors = io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(errors):
+        main(shlex.split(command.replace("\\\n", " "))[1:])
+    if not out.getvalue():
+        raise SystemExit(errors.getvalue())
+    return out.getvalue() + (errors.getvalue() if with_errors else "")
+
+
+@cache
+def _prepare() -> tempfile.TemporaryDirectory[str]:
+    """Sets the variables that libraries read when they are imported; the cache is empty, and removed at the end."""
+    hub = tempfile.TemporaryDirectory()
+    os.environ |= {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": hub.name}
+    return hub
+
+
+def excerpt(output: str, *parts: tuple[str, str]) -> str:
+    """Of each part the lines from one that begins with its first text to the one before that begins with its second,
+    or only the first line if that is empty; `…` for what is left out.
+
+    Raises:
+        SystemExit: no line begins so.
+    """
+    lines, found, at = output.rstrip().splitlines(), [], 0
+
+    def next_line(text: str, start: int) -> int:
+        for number in range(start, len(lines)):
+            if lines[number].startswith(text):
+                return number
+        raise SystemExit(f"no line begins with {text!r}:\n{output}")
+
+    for first, behind in parts:
+        begin = next_line(first, at)
+        end = next_line(behind, begin + 1) if behind else begin + 1
+        found += ["…"] * (begin > at) + "\n".join(lines[begin:end]).rstrip().splitlines()
+        at = end
+    return "\n".join([*found, *["…"] * (at < len(lines))])
+
+
+def shown(command: str, output: str) -> str:
+    """A command and its output, as a page has them."""
+    return f"```bash\n{command}\n```\n\n```text\n{trimmed(output)}\n```"
+
+
+def trimmed(output: str) -> str:
+    """Without blanks at the ends of lines."""
+    return "\n".join(line.rstrip() for line in output.rstrip().splitlines())

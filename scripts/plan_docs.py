@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, trimmed, update
 
 
 def example(which: str, path: Path = RESULTS / "plan_example.json") -> str:
@@ -20,7 +20,7 @@ def example(which: str, path: Path = RESULTS / "plan_example.json") -> str:
         return "Not recorded yet."
     content = json.loads(path.read_text())
     found = content["examples"][which]
-    answer = f"```bash\n{command_lines(found['command'])}\n```\n\n```text\n{_trimmed(found['output'])}\n```"
+    answer = f"```bash\n{command_lines(found['command'])}\n```\n\n```text\n{trimmed(found['output'])}\n```"
     cores = content["hardware"]["cpu_count"]
     return f"{answer}\n\nThat took {found['seconds']:.0f} s on {cores} CPU cores. Made by `{content['command']}`."
 
@@ -30,10 +30,6 @@ def command_lines(command: list[str]) -> str:
     before, _, behind = shlex.join(command).replace("'", '"').partition(" -- ")
     options = before.replace(" --", " \\\n    --")
     return f"{options} -- \\\n    {behind}"
-
-
-def _trimmed(output: str) -> str:
-    return "\n".join(line.rstrip() for line in output.rstrip().splitlines())
 
 
 def step_times(path: Path = RESULTS / "plan_speed.json") -> str:

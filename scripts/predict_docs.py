@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import textwrap
 import time
@@ -146,15 +145,6 @@ def overhead_table(path: Path = RESULTS / "script_overhead.json") -> str:
     return "\n".join([*lines, "", f"On {cores} CPU cores. Made by `{evidence['command']}`."])
 
 
-def example(path: Path = RESULTS / "script_overhead.json") -> str:
-    """A prediction of a script, as it was typed and answered."""
-    if not path.exists():
-        return "Not recorded yet."
-    found = json.loads(path.read_text())["example"]
-    before, _, behind = shlex.join(found["command"]).replace("'", '"').partition(" -- ")
-    return f"```bash\n{before} -- \\\n    {behind}\n```\n\n```text\n{found['output'].rstrip()}\n```"
-
-
 def peers_table(path: Path = RESULTS / "predict_speed.json") -> str:
     """What memkit and other tools answer to the same jobs."""
     if not path.exists():
@@ -187,10 +177,7 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "gpus": gpu_names(),
         },
         ROOT / "docs" / "comparison.md": {"peers": peers_table(folder / "predict_speed.json")},
-        ROOT / "docs" / "your-script.md": {
-            "example": example(folder / "script_overhead.json"),
-            "overhead": overhead_table(folder / "script_overhead.json"),
-        },
+        ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
     }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of recipes/README.md from recipes/predictions.json and the evidence; with --check only compares.
+"""Writes the examples and tables of recipes/README.md, and the examples of docs/your-own-recipe.md; --check compares.
 
 .venv/bin/python scripts/recipe_docs.py [--check]
 """
@@ -7,17 +7,21 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
 
 from hf_memkit import resources
 from hf_memkit.recipe.predictions import StoredPrediction, stored
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import TASKS, find_task
 from hf_memkit.units import GIB
+
+OWN_RECIPE = ROOT / "docs" / "your-own-recipe.md"
 
 
 def recipes_table() -> str:
@@ -104,9 +108,33 @@ def data_table() -> str:
     return "\n".join(lines)
 
 
+def fitting() -> str:
+    """The first recipes that fit a GPU."""
+    command = "memkit recipe --gpu 16GB --ram 32GB"
+    return shown(
+        command, excerpt(output_of(command), ("16GB GPU", "memkit recipe qwen3"), ("Predicted", "Does not fit"))
+    )
+
+
+def own_recipe() -> dict[str, str]:
+    """The first step of the guide, and its own recipe judged, in a folder with the guide's files."""
+    files = re.findall(r"^```\w+ (\S+)\n(.*?)^```$", OWN_RECIPE.read_text(), re.MULTILINE | re.DOTALL)
+    copy = "memkit recipe bert-large-on-8gb --copy tickets.yaml"
+    judge = "memkit recipe tickets.yaml --data tickets.csv --gpu 8GB --ram 32GB --dry-run"
+    parts = (("FITS", "Variant"), ("Variant", ""), ("Peak allocated", "phase"), ("Note: predicted", "Bytes"))
+    with tempfile.TemporaryDirectory() as folder:
+        copied = shown(copy, output_of(copy, Path(folder)))
+        for name, content in files:
+            (Path(folder) / name).write_text(content)
+        return {"copied": copied, "judged": shown(judge, excerpt(output_of(judge, Path(folder)), *parts))}
+
+
 def main(arguments: list[str]) -> int:
-    page: Path = ROOT / "recipes" / "README.md"
-    return update({page: {"recipes": recipes_table(), "data": data_table()}}, arguments, "recipe_docs.py")
+    pages = {
+        ROOT / "recipes" / "README.md": {"fitting": fitting(), "recipes": recipes_table(), "data": data_table()},
+        OWN_RECIPE: own_recipe(),
+    }
+    return update(pages, arguments, "recipe_docs.py")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/report.md and docs/measuring.md from the evidence; with --check only compares.
+"""Writes the examples and tables of docs/report.md and docs/measuring.md; with --check only compares.
 
 .venv/bin/python scripts/report_docs.py [--check]
 """
@@ -7,11 +7,43 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
+
+from tests.report.synthetic_records import Record, healthy, out_of_memory, write
+
+
+def report(records: list[Record]) -> str:
+    """The text of a run."""
+    command = "memkit report out"
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "out", records)
+        return shown(command, output_of(command, Path(folder)))
+
+
+def step() -> str:
+    """A step's record."""
+    command = """grep -m 1 '"kind":"step"' out/memory-rank0.jsonl | python -m json.tool"""
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "out", healthy())
+        found = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            env={**os.environ, "PATH": search},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    parts = (('    "step"', '    "capacity_gib"'), ('    "categories"', '    "held"'))
+    return shown(command, excerpt(found, *parts))
 
 
 def diagnosis_table() -> str:
@@ -67,8 +99,12 @@ def overhead_table() -> str:
 def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     return {
-        ROOT / "docs" / "report.md": {"diagnosis": diagnosis_table()},
-        ROOT / "docs" / "measuring.md": {"overhead": overhead_table()},
+        ROOT / "docs" / "report.md": {
+            "healthy": report(healthy()),
+            "oom": report(out_of_memory()),
+            "diagnosis": diagnosis_table(),
+        },
+        ROOT / "docs" / "measuring.md": {"step": step(), "overhead": overhead_table()},
     }
 
 

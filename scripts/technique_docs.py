@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/techniques/ from the registry of techniques and the evidence; with --check only compares.
+"""Writes the tables of docs/techniques/ and the first example of its README; with --check only compares.
 
 .venv/bin/python scripts/technique_docs.py [--check]
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
 
 from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, Case, Comparison, comparisons, rungs
 from hf_memkit.technique import FAMILIES, TECHNIQUES, Family, Technique
@@ -36,10 +36,21 @@ def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     gpu = measured(RESULTS)
     found = {PAGES / f"{family}.md": {"gpu": gpu_table(family, gpu)} for family in FAMILIES}
-    found[PAGES / "README.md"] = {"techniques": overview_table(gpu), "ladders": ladder_tables(gpu)}
+    found[PAGES / "README.md"] = {
+        "list": first_example(),
+        "techniques": overview_table(gpu),
+        "ladders": ladder_tables(gpu),
+    }
     for name, (page, table) in EVIDENCE.items():
         found[PAGES / page][name] = table(json.loads((RESULTS / f"{name}.json").read_text()))
     return found
+
+
+def first_example() -> str:
+    """Two techniques of the list."""
+    command = "memkit preset list --techniques"
+    families = (("checkpointing", "  every-nth"), ("loss", "  liger"))
+    return shown(command, excerpt(output_of(command), *families))
 
 
 def measured(results: Path = RESULTS) -> Rows:

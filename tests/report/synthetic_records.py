@@ -1,7 +1,7 @@
 """Records of trainings that nobody has run: made up, for tests of what shows records.
 
 The figures follow the record contract and add up as real ones do; no number here was measured.
-`python -m tests.report.synthetic_records` puts the examples into docs/report.md anew.
+docs/report.md and docs/measuring.md show some of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.report import load_run, text_report
-
 GIB = 2**30
 CAPACITY_GIB = 15.77
 MOMENT = 1_700_000_000.0
@@ -26,7 +24,10 @@ Record = dict[str, Any]
 def write(folder: Path, records: Iterable[Record], rank: int = 0) -> Path:
     """Writes one rank's file as `RecordWriter` would; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"schema": 1, "time": MOMENT + i, **record}) for i, record in enumerate(records)]
+    lines = [
+        json.dumps({"schema": 1, "time": MOMENT + i, **record}, separators=(",", ":"))
+        for i, record in enumerate(records)
+    ]
     with (folder / f"memory-rank{rank}.jsonl").open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
     return folder
@@ -74,9 +75,9 @@ def run_record(**changes: Any) -> Record:
 def step_record(step: int, tokens: int, longest: int, rng: random.Random, *, extra_gib: float = 0.0) -> Record:
     """One step of a GPT-2 Large in half precision whose activations and logits follow the tokens of a micro-batch."""
     weights, gradients, optimizer, buffers, other = 1.44, 1.44, 1.52, 0.12, 0.05
-    activations = tokens * 1.25 / 1024 * (1 + longest / 8192)
-    loss = tokens * 50257 * 10 / GIB
-    peak = weights + gradients + optimizer + activations + loss + buffers + other + extra_gib
+    activations = round(tokens * 1.25 / 1024 * (1 + longest / 8192), 10)
+    loss = round(tokens * 50257 * 10 / GIB, 10)
+    peak = round(weights + gradients + optimizer + activations + loss + buffers + other + extra_gib, 10)
     floor = weights + optimizer + other + extra_gib
     reserved = max(math.ceil(peak * 50) / 50 + 0.4, 10.9)
     forward, of_optimizer = peak - gradients * 0.6, floor + gradients + 0.4
@@ -92,7 +93,7 @@ def step_record(step: int, tokens: int, longest: int, rng: random.Random, *, ext
         "micro_batches": 8,
         "allocated_gib": floor,
         "reserved_gib": reserved,
-        "fragmentation_gib": reserved - floor,
+        "fragmentation_gib": round(reserved - floor, 10),
         "peak_allocated_gib": peak,
         "peak_reserved_gib": reserved,
         "capacity_gib": CAPACITY_GIB,
@@ -279,28 +280,3 @@ def hosted_here(**host: Any) -> dict[str, Any]:
     """The `host` field of a process of this machine's present boot."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"hostname": socket.gethostname(), "boot_id": boot_id, **host}
-
-
-def examples(folder: Path) -> dict[str, str]:
-    """The texts that docs/report.md shows, of runs in `folder`, which is the current one."""
-    made = {"healthy": healthy(), "oom": out_of_memory()}
-    return {name: text_report(load_run(write(folder / name, records))) for name, records in made.items()}
-
-
-def with_examples(page: str, shown: dict[str, str]) -> str:
-    """The page with its blocks after `<!-- example: NAME -->` replaced."""
-    for name, block in shown.items():
-        before, _, rest = page.partition(f"<!-- example: {name} -->\n```text\n")
-        _, after = rest.split("```", 1)
-        page = f"{before}<!-- example: {name} -->\n```text\n{block}```{after}"
-    return page
-
-
-if __name__ == "__main__":
-    import os
-    import tempfile
-
-    docs = Path(__file__).resolve().parents[2] / "docs" / "report.md"
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(scratch)
-        docs.write_text(with_examples(docs.read_text(), examples(Path())))

@@ -14,7 +14,6 @@ from hf_memkit.cli import main
 from hf_memkit.report import load_run, report_json, text_report
 from hf_memkit.report.text import view
 from hf_memkit.terms import at
-from tests.conftest import ROOT
 from tests.report import synthetic_records as made
 
 PREDICTION = {
@@ -144,13 +143,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith("memkit: error: ")
     assert main(["report", str(folder), "--follow", "--json"]) == 2
-
-
-def test_the_examples_in_the_docs_are_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    docs = (ROOT / "docs" / "report.md").read_text()
-    again = "python -m tests.report.synthetic_records makes them anew"
-    assert made.with_examples(docs, made.examples(Path())) == docs, again
 
 
 def test_too_few_steps_are_not_called_steady(tmp_path: Path) -> None:
