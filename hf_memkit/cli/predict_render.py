@@ -154,8 +154,16 @@ def title_of(setup: Setup) -> str:
     """What is predicted, in one line."""
     facts = setup.resolved_for.model
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
-    shape = f"{setup.micro_batch_size} × {setup.sequence_length} tokens"
-    return f"{setup['model.name']}{parameters}; {setup.preset}; {gpus_of(setup)}; {shape} per GPU{accumulated(setup)}"
+    job = f"{setup['model.name']}{parameters}; {setup.preset}; {gpus_of(setup)}"
+    return f"{job}; {batch_of(setup)} per GPU{accumulated(setup)}"
+
+
+def batch_of(setup: Setup) -> str:
+    """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
+    from hf_memkit.recipe.tasks import task_of
+
+    longest = "up to " if "data.task" in setup and task_of(setup).padded(setup) else ""
+    return f"{setup.micro_batch_size} × {longest}{setup.sequence_length} tokens"
 
 
 def gpus_of(setup: Setup) -> str:

@@ -66,8 +66,8 @@ def setup(
     change = [*of_batches(prediction, batches), *predict_render.advice(prediction, instead, "variant")]
     wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
     if short:
-        sizes = f"{target.micro_batch_size} × {target.sequence_length} tokens per GPU"
-        wide.print(Text(text(f"{recipe.name}, variant {target.preset}; {target['model.name']}; {sizes}", 140)))
+        what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"
+        wide.print(Text(text(f"{what}; {predict_render.batch_of(target)} per GPU", 140)))
         wide.print(*predict_render.brief(prediction), sep="\n")
         wide.print("Omit --short to see every setting with its reason, the ledger and notes.")
         return

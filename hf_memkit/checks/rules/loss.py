@@ -128,7 +128,7 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why="a micro-batch has no more tokens than one chunk: all its logits are computed at once",
-    fix="lower chunk_tokens, or leave it out: the default depends on the vocabulary",
+    fix="set chunk_tokens below the tokens of a micro-batch, or omit chunked-loss",
     source="hf_memkit/components/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
     techniques=("chunked-loss",),
 )
