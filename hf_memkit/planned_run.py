@@ -33,6 +33,7 @@ class PlannedRun:
         self._sequences = _count(name, about, "sequences_a_step")
         self._gpus = _count(name, about, "gpus")
         self._gpu = about.get("gpu")
+        self._script = about.get("script")
         self._found: FoundInScript | None = None
 
     @classmethod
@@ -48,15 +49,17 @@ class PlannedRun:
     def refused(self) -> InputError | None:
         return self._found.refused if self._found is not None else None
 
-    def install(self, say: Callable[[str], None]) -> None:
+    def install(self, script: str, say: Callable[[str], None]) -> None:
         """Sets the variables, and has the script's objects made with the plan (`script_overrides.install`). Comes
-        before the script's first line. `say` gets a line for each value that was overridden, and a warning for each
-        that the script has otherwise all the same.
+        before the first line of `script` (its name). `say` gets a line for each value that was overridden, and a
+        warning for each that the script has otherwise all the same.
         """
 
         def warn(line: str) -> None:
             say(f"warning: {self.name}: {line}")
 
+        if self._script and self._script != script:
+            warn(f"made for {self._script}, but this run is of {script}. Make a plan for it: memkit plan {script}")
         self._found = install(self._overrides, overridden=lambda line: say(f"{self.name}: {line}"), differs=warn)
         compared: list[bool] = []
 
@@ -65,7 +68,8 @@ class PlannedRun:
                 compared.append(True)
                 gpus = arguments.world_size * max(1, arguments.n_gpu)
                 if self._gpu and arguments.device.type == "cpu":
-                    warn(f"made for {self._gpu}, but this run trains on the CPU, where kernels such as Liger's fail")
+                    fails = ", where Liger's kernels fail" if getattr(arguments, "use_liger_kernel", False) else ""
+                    warn(f"made for {self._gpu}, but this run trains on the CPU{fails}")
                 for line in self._other_batch(made, gpus):
                     warn(line)
 

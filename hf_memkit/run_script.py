@@ -67,7 +67,7 @@ class ScriptRun:
         when_imported("transformers.trainer", self._report_of_trainers)
         when_imported("transformers.training_args", self._prepare_for_deepspeed)
         if self._plan is not None:
-            self._plan.install(_say)
+            self._plan.install(self.script.name, _say)
         try:
             self._code = self.script.take_over()
         except BaseException:

@@ -54,6 +54,11 @@ class UserScript:
     def __str__(self) -> str:
         return f"-m {self.target}" if self.is_module else self.target
 
+    @property
+    def name(self) -> str:
+        """`"train.py"` or `"-m trl.scripts.sft"`: what it is called in sentences, in whichever folder it lies."""
+        return str(self) if self.is_module else Path(self.target).resolve().name
+
     def run(self) -> None:
         """Runs it in this process, which is its own from then on. What it raises comes through, SystemExit too."""
         code = self.take_over()

@@ -63,6 +63,7 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
         first = next(iter(wording.groups(plan, price).items()), None)
         if first is not None:
             lines += ["", _table(plan, wording.TITLES[first[0]], first[1][:_SHORT_ROWS], price, width)]
+        lines += [Text(text(line, _LONGEST)) for line in wording.asked(plan)]
         lines.append("Omit --short to see all setups; --json prints every number.")
         return Group(*lines)
     for group, rows in wording.groups(plan, price).items():

@@ -30,6 +30,7 @@ __all__ = [
     "choices_for",
     "micro_batches",
     "of_batch",
+    "refused",
     "wrong_sequences",
 ]
 
@@ -141,7 +142,12 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     if facts["rows_compared"]:
         return "another method", "the loss compares the rows of a micro-batch with one another"
     if facts["scaled_by_accumulation"]:
-        return "another method", "the loss ignores how many tokens a step has, so that accumulation scales gradients"
+        return "another method", (
+            "Trainer does not divide this model's loss by the accumulation, which would scale the gradients; to have "
+            "it do so, set model.accepts_loss_kwargs = False before Trainer(...)"
+        )
+    if facts["fixed_by_deepspeed"]:
+        return "another method", f'the DeepSpeed JSON fixes {", ".join(facts["fixed_by_deepspeed"])}; write "auto"'
     if facts["late_batch"]:
         return "another method", "the script sets its batch after it creates its Trainer"
     said = []
@@ -378,23 +384,24 @@ def _legal(
     choices: list[Alternative | None], facts: Mapping[str, Any], machine: Machine, gpus: int, left_out: LeftOut
 ) -> list[Alternative | None]:
     """Without those in which a rule finds a mistake that the script does not make itself."""
-    before = {each.rule for each in _problems(facts["arguments"], machine, gpus)}
     found: list[Alternative | None] = []
     for choice in choices:
-        if choice is not None:
-            own = {
-                key.partition(".")[2]: value for key, value in choice.settings.items() if key.startswith("arguments.")
-            }
-            others = {key: value for key, value in choice.settings.items() if key.startswith("adapter.")}
-            if "model.quantization_config" in choice.settings:
-                others["model.quantization"] = choice.settings["model.quantization_config"]
-            found_new = _problems({**facts["arguments"], **own}, machine, gpus, others)
-            new = [each for each in found_new if each.rule not in before]
-            if new:
-                left_out[choice.name] = f"{new[0].why} (rule {new[0].rule})"
-                continue
-        found.append(choice)
+        if choice is not None and (why := refused(choice.settings, facts, machine, gpus)):
+            left_out[choice.name] = why
+        else:
+            found.append(choice)
     return found
+
+
+def refused(settings: Mapping[str, Any], facts: Mapping[str, Any], machine: Machine, gpus: int) -> str:
+    """The mistake that a rule finds in the script with these settings, and not in the script itself; empty: none."""
+    before = {each.rule for each in _problems(facts["arguments"], machine, gpus)}
+    own = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("arguments.")}
+    others = {key: value for key, value in settings.items() if key.startswith("adapter.")}
+    if "model.quantization_config" in settings:
+        others["model.quantization"] = settings["model.quantization_config"]
+    found = _problems({**facts["arguments"], **own}, machine, gpus, others)
+    return next((f"{each.why} (rule {each.rule})" for each in found if each.rule not in before), "")
 
 
 def _problems(

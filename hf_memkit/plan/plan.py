@@ -35,6 +35,7 @@ class Plan:
         traced: all that were traced, the script's own among them.
         excluded: candidates that were not, with the name of the one that excludes each.
         left_out: what no candidate has, and why.
+        also: names of the methods that were asked for.
         sequences: of one optimizer step, on all GPUs; 0: `own_sequences`, which it is then.
         stopped: whether the search was ended before it was through.
         stopped_by_hand: whether by Ctrl-C.
@@ -52,6 +53,7 @@ class Plan:
     traced: tuple[Judged, ...]
     excluded: Mapping[SetupCandidate, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
     sequences: int = 0
     stopped: bool = False
     stopped_by_hand: bool = False
@@ -172,6 +174,7 @@ class Plan:
         if best is None:
             raise LookupError("no setup fits")
         about = {
+            "script": self.name if self.script is not None else None,
             "setup": best.candidate.name,
             "gpu": self.machine.gpu.name if self.machine.gpu else None,
             "gpus": self.gpus,

@@ -23,7 +23,7 @@ from hf_memkit.gpu_rates import RATES, rates_of
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.host_rates import GivenHost
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.choices import ADAPTERS, ON_DISK, LeftOut, choices_for, of_batch, wrong_sequences
+from hf_memkit.plan.choices import ADAPTERS, ON_DISK, LeftOut, choices_for, of_batch, refused, wrong_sequences
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
@@ -258,8 +258,10 @@ def _search(
         facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
-    per_gpu = _asked_for(sequences, facts) // judge.gpus
-    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s, judge.end, per_gpu)
+    per_gpu, (group, why) = _asked_for(sequences, facts) // judge.gpus, of_batch(facts)
+    if group == "another method":
+        left_out["another micro-batch"] = why
+    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit_s, judge.end, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
@@ -301,6 +303,10 @@ def _planned(
     for each in search.judged.values():
         if each.is_other:
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
+    tried = {choice.name for each in search.judged for choice in each.choices}
+    for name in (ADAPTERS.get(each, each) for each in also):
+        if name not in tried:
+            left_out.setdefault(name, "the search ended before it; --limit SECONDS gives it more time")
     folder = judge.pricing.given.nvme_path
     if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
         left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
@@ -312,6 +318,7 @@ def _planned(
         traced=tuple(each for each in search.judged.values() if not each.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
+        also=tuple(ADAPTERS.get(each, each) for each in also),
         sequences=sequences or 0,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
@@ -319,7 +326,7 @@ def _planned(
             *judge.traces.notes,
             *judge.pricing.warnings,
             *_about_variant(judge.machine),
-            *_about_precision(judge.machine, as_it_is),
+            *_about_own(judge.machine, as_it_is),
             *_about_folder(folder, search.judged),
         ),
         time_factors=dict(calibration.factors) if calibration is not None else {},
@@ -344,11 +351,16 @@ def _what_differs(other: Judged, own: Judged) -> str:
     return candidate.choices[-1].name
 
 
-def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
-    """What is wrong with the script's own precision on this GPU."""
+def _about_own(machine: Machine, own: Judged) -> Iterator[str]:
+    """What is wrong with the script's own precision on this GPU, and with its accumulation."""
     gpu, facts = machine.gpu, own.facts or {}
     if gpu is not None and not gpu.bf16 and facts.get("arguments", {}).get("bf16"):
         yield f"bf16: {gpu.name} does not compute in it; torch emulates it, slower than fp32: train with --fp16 True"
+    if facts.get("scaled_by_accumulation") and own.candidate.accumulation > 1:
+        yield (
+            f"gradients are {own.candidate.accumulation} times as large as without accumulation: Trainer does not "
+            "divide this model's loss. Set model.accepts_loss_kwargs = False before Trainer(...)"
+        )
 
 
 def _is_on_disk(candidate: SetupCandidate) -> bool:
@@ -375,6 +387,7 @@ class _Judge:
     ram_is_given: bool
     steps: int | None = None
     rows_digest: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def own(self) -> Judged:
@@ -382,6 +395,7 @@ class _Judge:
         found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
         assert found.facts is not None
         arguments = found.facts["arguments"]
+        self.facts = found.facts
         self.steps, self.rows_digest = found.facts.get("steps"), found.facts.get("rows_digest")
         size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
         return replace(found, candidate=SetupCandidate(size, accumulation))
@@ -394,6 +408,9 @@ class _Judge:
         return found
 
     def _tried(self, candidate: SetupCandidate) -> Judged:
+        settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
+        if why := refused(settings, self.facts, self.machine, self.gpus):
+            return Judged(candidate, why=why)
         try:
             return self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:

@@ -300,6 +300,14 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
         yield f"Note: {note.rstrip('.')}."
 
 
+def asked(plan: Plan) -> Iterator[str]:
+    """Why methods that were asked for are in no setup that fits, a sentence each."""
+    fitting = {choice.name for each in plan.traced if each.fits for choice in each.candidate.choices}
+    for name in plan.also:
+        if name not in fitting:
+            yield f"{name}: {plan.left_out.get(name, 'no setup with it fits')}."
+
+
 def time_not_known(plan: Plan) -> str:
     """Why no time is known, where it is of none of the setups; empty: it is known of some."""
     if any(each.is_priced for each in plan.traced):

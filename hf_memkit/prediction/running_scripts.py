@@ -49,7 +49,7 @@ def name_of(script: UserScript) -> str:
     """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
     if is_live(script):
         return "this Trainer" if script.target == LIVE else "this setup"
-    return str(script) if script.is_module else Path(script.target).resolve().name
+    return script.name
 
 
 def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:

@@ -123,8 +123,8 @@ def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.C
 def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Would notice: a GPU whose traces are taken for another's; a price that goes to the wrong GPU, or to none; a GPU
     on which nothing fits anywhere but last, or left out."""
-    options = ["--gpus-to-compare", "600MB,RTX 2080 Ti,T4", "--price", "T4=0.5", "--limit", "0", "--json"]
-    code = main(["plan", "train.py", *options, *OWN])
+    options = ["--gpus-to-compare", "600MB,RTX 2080 Ti,T4", "--price", "T4=0.5", "--limit", "0", "--also", "adafactor"]
+    code = main(["plan", "train.py", *options, "--json", *OWN])
     said = capfd.readouterr()  # what the script prints, too
     assert code == 0, said.err
     t4, turing, none = json.loads(said.out)["gpus"]
@@ -132,6 +132,7 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     assert t4["run_cost"] == pytest.approx(t4["setups"][0]["run_s"][1] / 3600 * 0.5) and t4["million_tokens_cost"] > 0
     assert turing["run_cost"] is None and turing["setups"][0]["run_s"][1] < t4["setups"][0]["run_s"][1]
     assert t4["setups"][0]["prediction"]["categories"] == turing["setups"][0]["prediction"]["categories"]
+    assert "--limit" in t4["left_out"]["adafactor"], "asked for, and not reached"
     assert none["best"] is None and none["run_cost"] is None and not none["setups"][0]["fits"]
     assert said.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_memkit.plan.choices import of_batch
-from hf_memkit.prediction.child.plan_facts import plan_facts
+from hf_memkit.hardware import described_machine
+from hf_memkit.plan.choices import of_batch, refused
+from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, plan_facts
 
 SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -67,12 +69,15 @@ def t5() -> Any:
 )
 def test_another_micro_batch_is_the_same_training_or_none(make: Any, kind: type[Trainer], tmp_path: Path) -> None:
     """Would notice: "same result" where accumulation scales the loss, because Trainer leaves the division to a model
-    that does none; and a model whose micro-batch is held fast for nothing."""
+    that does none; a model whose micro-batch is held fast for nothing; advice that does not help."""
 
-    def first_loss(size: int, accumulation: int) -> tuple[Any, float]:
+    def first_loss(size: int, accumulation: int, *, divided: bool = False) -> tuple[Any, float]:
         torch.manual_seed(0)
+        model = make()
+        if divided:
+            model.accepts_loss_kwargs = False
         trainer = kind(
-            make(),
+            model,
             TrainingArguments(
                 str(tmp_path), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=1,
                 logging_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
@@ -89,7 +94,27 @@ def test_another_micro_batch_is_the_same_training_or_none(make: Any, kind: type[
         assert group == "same result" and not said
     else:
         assert parts == pytest.approx(4 * whole, rel=0.05)
-        assert group == "another method" and "accumulation scales gradients" in said
+        assert group == "another method" and "set model.accepts_loss_kwargs = False" in said
+        divided, same = first_loss(2, 4, divided=True)
+        assert same == pytest.approx(whole, rel=1e-3) and of_batch(divided)[0] != "another method"
+
+
+def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
+    """Would notice: setups of another micro-batch, which Trainer refuses."""
+    fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(fixed))
+    for config in (fixed, str(tmp_path / "ds.json")):
+        assert fixed_by_deepspeed(config) == ["train_micro_batch_size_per_gpu"]
+    assert fixed_by_deepspeed(None) == [] == fixed_by_deepspeed({"train_micro_batch_size_per_gpu": "auto"})
+
+
+def test_rules_judge_choices_together() -> None:
+    """Would notice: a setup of two choices that go well alone, and whose script fails with both."""
+    facts: dict[str, Any] = {"arguments": {"optim": "adamw_torch"}}
+    machine = described_machine("T4", None, "32GB", None)
+    lomo, fp16 = {"arguments.optim": "lomo"}, {"arguments.fp16": True}
+    assert not refused(lomo, facts, machine, 1) and not refused(fp16, facts, machine, 1)
+    assert "lomo-with-fp16" in refused({**lomo, **fp16}, facts, machine, 1)
 
 
 def test_trl_s_parser_is_one_too() -> None:

@@ -103,6 +103,9 @@ def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
     assert not any(BF16 in each.choices for each in found.excluded if Formula(17.5, fixed=10.0, row=12.0)(each).fits)
     both = searched(Formula(13.5, fixed=10.0, row=12.0), ways=ways)
     assert set(fastest(both).choices) == {SMALL, BF16}
+    beside = searched(Formula(9.0, fixed=10.0, row=2.0), ways=ways)
+    fitting = [set(each.candidate.choices) for each in beside.judged.values() if each.fits]
+    assert {SMALL} in fitting and {SMALL, BF16} in fitting, "bf16 alone does not fit; with 8 bits it is the faster one"
 
 
 def test_a_method_goes_with_what_the_rest_has() -> None:

@@ -161,6 +161,7 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     plan(
         tmp_path,
         about={
+            "script": "train.py",
             "gpu": "L4",
             "sequences_a_step": 64,
             "gpus": 4,
@@ -179,9 +180,11 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     assert memkit.code == 0, memkit.err
     assert memkit.out.splitlines()[-1] == "4 expandable_segments:True"
     assert [line for line in memkit.err.splitlines() if line.startswith("memkit: ")] == [
+        "memkit: warning: plan.yaml: made for train.py, but this run is of by_hand.py. Make a plan for it: "
+        "memkit plan by_hand.py",
         "memkit: plan.yaml: per_device_train_batch_size: 8 → 4",
         "memkit: plan.yaml: gradient_accumulation_steps: 1 → 4",
-        "memkit: warning: plan.yaml: made for L4, but this run trains on the CPU, where kernels such as Liger's fail",
+        "memkit: warning: plan.yaml: made for L4, but this run trains on the CPU",
         "memkit: warning: plan.yaml: made for 4 GPUs, but this run has 1: memory and time will differ. Make a plan "
         "for this run: memkit plan --gpus 1",
         "memkit: warning: plan.yaml: made for 64 sequences a step, but the script has 8 × 1 × 1 GPU = 8: the plan "

@@ -12,6 +12,7 @@ import inspect
 import json
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from hf_memkit.compat import name_in_version
 from hf_memkit.prediction.child.pretrained import loaded_at
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
+__all__ = ["fixed_by_deepspeed", "needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -74,6 +75,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "mean_of_micro_batches": not getattr(trainer, "model_accepts_loss_kwargs", False)
         and trainer.compute_loss_func is None,
         "scaled_by_accumulation": _is_scaled(trainer, base),
+        "fixed_by_deepspeed": fixed_by_deepspeed(trainer.args.deepspeed),
         "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
         "parses_arguments": bool(_made_parsers),
         "padding_free": bool(getattr(trainer, "padding_free", False)),
@@ -142,6 +144,15 @@ def note_parsers() -> None:
 
 _COUNTS: Final = ("num_items_in_batch", "loss_function(", "loss_kwargs")
 """With one of these the code of a loss divides by the tokens of the whole step."""
+
+
+def fixed_by_deepspeed(config: Any) -> list[str]:
+    """Sizes of the batch that a DeepSpeed JSON sets itself: Trainer refuses others (transformers 5.23.0:
+    integrations/deepspeed.py, `trainer_config_finalize`)."""
+    if isinstance(config, str | Path):
+        config = json.loads(Path(config).read_text()) if Path(config).is_file() else {}
+    names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    return [name for name in names if (config or {}).get(name, "auto") != "auto"]
 
 
 def _is_scaled(trainer: Any, model: Any) -> bool:

@@ -265,7 +265,7 @@ def _setup_of(trainer: Any) -> Setup:
 def _failure(error: Exception) -> Found:
     """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
     if not isinstance(error, MemkitError):
-        said = (str(error).strip().splitlines() or [""])[0][:200]
+        said = " ".join(str(error).split())[:200]
         about = {"type": type(error).__name__, "message": said, "place": line_of(error.__traceback__)}
         return {"script_error": {**about, "text": _users_traceback(error)}}
     return {
