@@ -67,6 +67,8 @@ def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -
 def _prepare() -> tempfile.TemporaryDirectory[str]:
     """Sets the variables that libraries read when they are imported; the cache is empty, and removed at the end."""
     hub = tempfile.TemporaryDirectory()
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        os.environ.pop(name, None)
     os.environ |= {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": hub.name}
     return hub
 

@@ -102,7 +102,8 @@ def files(process: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_runs_elsewhere_is_there() -> None:
-    """Finds: a test that went, and with it the only run of a shown command."""
+    """Finds: a test that went, and with it the only run of a shown command; an entry of a command that is gone."""
+    assert [part for part in (*ELSEWHERE, *ENDS) if not any(part in command for command in shown())] == []
     assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []
 
 

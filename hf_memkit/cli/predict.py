@@ -185,7 +185,7 @@ def predict(
     if fails:
         if loaded is not None:
             instead = next_variant(loaded, setup, trace=not no_trace, judge=judge)
-        elif not no_trace and prediction.confidence.level == "trace" and setup.resolved_for.machine.gpu is not None:
+        elif prediction.confidence.level == "trace" and predict_render.lacks_room(prediction):
             from hf_memkit.plan.planning import nearest_of_setup
 
             instead = next_setup(lambda: nearest_of_setup(setup, trust_remote_code=trust_remote_code))

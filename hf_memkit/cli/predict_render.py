@@ -250,10 +250,7 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
         return []
     smaller = _SMALLER.get(what, "a smaller --batch-size or --sequence-length")
     largest, lines = prediction.largest_category, []
-    outside = prediction.outside_allocator_bytes
-    least = prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes)
-    lacks_room = prediction.verdict == "tight" or least > (prediction.capacity_bytes or 0) - outside
-    if lacks_room:
+    if lacks_room(prediction):
         lines.append(f"Largest part of the peak: {largest}, {_size(prediction.categories[largest])}.")
     if prediction.verdict == "tight":
         return [*lines, f"To leave room, give {smaller}."]
@@ -261,11 +258,21 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
         lines.append(f"Try next: {instead}.")
     elif what == "variant":
         lines.append(f"No later variant of the recipe is predicted to fit. Give {smaller}, or more --ram.")
+    elif what == "preset" and not lacks_room(prediction):
+        lines.append("The GPU has room. Use a machine with more RAM (--ram) or disk.")
     elif what == "preset":
         lines.append(f"Give {smaller}, or more RAM for offload (--ram).")
-    elif lacks_room or what != "script":
+    elif lacks_room(prediction) or what != "script":
         lines.append(f"Give {smaller}.")
     return lines
+
+
+def lacks_room(prediction: Prediction) -> bool:
+    """Whether the GPU is too small, or just large enough; else RAM or disk is."""
+    least = prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes)
+    return (
+        prediction.verdict == "tight" or least > (prediction.capacity_bytes or 0) - prediction.outside_allocator_bytes
+    )
 
 
 def _range(low: int, high: int) -> str:

@@ -116,7 +116,7 @@ def trainer_options(
         engine = "deepspeed" if arguments.deepspeed else "fsdp"
         problems.append(f"{engine}: it offloads in its own way. Omit {engine} or cpu_offload_optimizer")
     if arguments.fp16:
-        problems.append("fp16=True: gradients would be unscaled while they are copied to RAM. Write bf16=True")
+        problems.append("fp16=True: gradients would be unscaled on their way to RAM. Write bf16=True, or omit it")
     if arguments.max_grad_norm:
         problems.append(
             f"max_grad_norm={arguments.max_grad_norm}: would clip nothing, because the gradients are in RAM already. "

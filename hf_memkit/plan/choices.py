@@ -31,6 +31,7 @@ __all__ = [
     "micro_batches",
     "of_batch",
     "refused",
+    "undivided",
     "wrong_sequences",
 ]
 
@@ -142,10 +143,7 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     if facts["rows_compared"]:
         return "another method", "the loss compares the rows of a micro-batch with one another"
     if facts["scaled_by_accumulation"]:
-        return "another method", (
-            "Trainer does not divide this model's loss by the accumulation, which would scale the gradients; to have "
-            "it do so, set model.accepts_loss_kwargs = False before Trainer(...)"
-        )
+        return "another method", undivided(facts)
     if facts["fixed_by_deepspeed"]:
         return "another method", f'the DeepSpeed JSON fixes {", ".join(facts["fixed_by_deepspeed"])}; write "auto"'
     if facts["late_batch"]:
@@ -158,6 +156,16 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     if facts["dropout"]:
         said.append("dropout draws other numbers")
     return ("nearly the same" if said else "same result"), "; ".join(said)
+
+
+def undivided(facts: Mapping[str, Any]) -> str:
+    """Why accumulation scales the gradients, where it does, and what to change."""
+    if facts["loss_func"]:
+        return "compute_loss_func ignores num_items_in_batch, and Trainer does not divide its loss: divide a sum by it"
+    return (
+        "Trainer does not divide this model's loss by the accumulation, which would scale the gradients; to have it "
+        "do so, set model.accepts_loss_kwargs = False before Trainer(...)"
+    )
 
 
 def _checkpointing(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative | None]:

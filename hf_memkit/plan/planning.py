@@ -23,7 +23,16 @@ from hf_memkit.gpu_rates import RATES, rates_of
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.host_rates import GivenHost
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.choices import ADAPTERS, ON_DISK, LeftOut, choices_for, of_batch, refused, wrong_sequences
+from hf_memkit.plan.choices import (
+    ADAPTERS,
+    ON_DISK,
+    LeftOut,
+    choices_for,
+    of_batch,
+    refused,
+    undivided,
+    wrong_sequences,
+)
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
@@ -304,9 +313,10 @@ def _planned(
         if each.is_other:
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
     tried = {choice.name for each in search.judged for choice in each.choices}
+    longer = "" if search.stopped_by_hand else "; --limit SECONDS gives it more time"
     for name in (ADAPTERS.get(each, each) for each in also):
         if name not in tried:
-            left_out.setdefault(name, "the search ended before it; --limit SECONDS gives it more time")
+            left_out.setdefault(name, f"the search ended before it{longer}")
     folder = judge.pricing.given.nvme_path
     if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
         left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
@@ -357,10 +367,7 @@ def _about_own(machine: Machine, own: Judged) -> Iterator[str]:
     if gpu is not None and not gpu.bf16 and facts.get("arguments", {}).get("bf16"):
         yield f"bf16: {gpu.name} does not compute in it; torch emulates it, slower than fp32: train with --fp16 True"
     if facts.get("scaled_by_accumulation") and own.candidate.accumulation > 1:
-        yield (
-            f"gradients are {own.candidate.accumulation} times as large as without accumulation: Trainer does not "
-            "divide this model's loss. Set model.accepts_loss_kwargs = False before Trainer(...)"
-        )
+        yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(facts)}"
 
 
 def _is_on_disk(candidate: SetupCandidate) -> bool:

@@ -132,7 +132,7 @@ class Search:
         near = [_way(*free, losses[-1], saved, *small[:1]) for saved in checkpointing]
         leanest, leanest_near = _way(*free, *lean), _way(*free, *lean, *small[:1])
         yield list(dict.fromkeys([leanest, leanest_near]))
-        if self._fits_with(leanest):
+        if not self._cannot_fit(leanest):
             yield [
                 _way(*free, *quick),
                 *(_way(*free, loss, saved) for loss in losses[:-1] for saved in _ends(checkpointing)),
@@ -141,7 +141,7 @@ class Search:
                 yield [_way(*free, losses[-1], saved) for saved in checkpointing[1:-1]]
         else:
             self._exclude_ways(plain, leanest)
-        if self._fits_with(leanest_near):
+        if not self._cannot_fit(leanest_near):
             yield [_way(*free, *quick, *small[:1])]
         else:
             self._exclude_ways(near, leanest_near)
@@ -165,6 +165,11 @@ class Search:
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
         return any(each.fits for each in self.judged.values() if self._is(each, choices))
+
+    def _cannot_fit(self, choices: tuple[Alternative, ...]) -> bool:
+        """Whether it was traced, and no micro-batch of it fits; one that a rule or the script refuses says nothing."""
+        traced = [each for each in self.judged.values() if self._is(each, choices) and each.prediction is not None]
+        return bool(traced) and not any(each.fits for each in traced)
 
     def _whole_batch_fits(self, choices: tuple[Alternative, ...]) -> bool:
         found = [each for each in self.judged.values() if self._is(each, choices) and each.fits]

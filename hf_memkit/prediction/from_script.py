@@ -307,8 +307,9 @@ def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, en
     if about.get("deepspeed"):
         setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
     asked = [_allocator(environment)]
-    if about.get("memory_fraction", 1.0) < 1:  # torch.cuda.set_per_process_memory_fraction, which has the last word
-        asked.append(f"per_process_memory_fraction:{about['memory_fraction']}")
+    if (fraction := about.get("memory_fraction")) is not None:
+        # torch.cuda.set_per_process_memory_fraction overrides the variable.
+        asked.append(f"per_process_memory_fraction:{fraction}")
     if text := ",".join(filter(None, asked)):
         setup = setup.put(f"environment.{VARIABLE}", text, "your environment's, or set by the script")
     return setup

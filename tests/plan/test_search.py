@@ -108,6 +108,17 @@ def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
     assert {SMALL} in fitting and {SMALL, BF16} in fitting, "bf16 alone does not fit; with 8 bits it is the faster one"
 
 
+def test_a_leanest_way_that_is_refused_excludes_nothing() -> None:
+    """Would notice: all other ways given up because a rule, or the script, refuses the leanest one."""
+
+    class Refusing(Formula):
+        def __call__(self, candidate: SetupCandidate) -> Judged:
+            refused = CHECKPOINTING in candidate.choices
+            return Judged(candidate, why="refused") if refused else super().__call__(candidate)
+
+    assert fastest(searched(Refusing(30.0), own=SetupCandidate(16, 1))).choices in ((), (SECOND,), (SMALL,))
+
+
 def test_a_method_goes_with_what_the_rest_has() -> None:
     """Would notice: LoRA without the fused optimizer or the precision that all else is compared with, an optimizer
     beside another one."""

@@ -188,7 +188,7 @@ def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
     train(model())
     """)
     assert found["about"]["memory_fraction"] == 0.25
-    assert run("train(model())")["about"]["memory_fraction"] == 1
+    assert run("train(model())")["about"]["memory_fraction"] is None
 
 
 def test_what_is_loaded_to_the_gpu_is_there(run: Run) -> None:

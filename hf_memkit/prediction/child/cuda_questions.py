@@ -14,11 +14,11 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 
 __all__ = ["answer_scripts", "memory_fraction", "replace_everywhere"]
 
-_fraction = 1.0
+_fraction: float | None = None
 
 
-def memory_fraction() -> float:
-    """What the script set by `torch.cuda.set_per_process_memory_fraction`; 1: nothing."""
+def memory_fraction() -> float | None:
+    """What the script set by `torch.cuda.set_per_process_memory_fraction`; None: nothing."""
     return _fraction
 
 
@@ -56,7 +56,7 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
         "memory_stats": stats, "mem_get_info": memory_info, "memory_stats_as_nested_dict": lambda device=None: {},
         "memory_summary": lambda *args, **kwargs: "", "memory_snapshot": lambda *args, **kwargs: [],
         "list_gpu_processes": lambda *args, **kwargs: "", "get_allocator_backend": lambda: "native",
-        "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: memory_fraction(),
+        "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: memory_fraction() or 1.0,
         "set_per_process_memory_fraction": set_fraction,
         "can_device_access_peer": lambda *args: True, "get_arch_list": lambda: _architectures(),
         "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),

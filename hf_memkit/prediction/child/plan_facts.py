@@ -12,10 +12,10 @@ import inspect
 import json
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import torch
+from accelerate.utils import HfDeepSpeedConfig
 from torch import nn
 from transformers import HfArgumentParser, PreTrainedModel
 from transformers.trainer_utils import has_length
@@ -72,8 +72,8 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "gradient_bytes": max((each.element_size() for each in parameters if each.requires_grad), default=4),
         "dropout": any(_drops(each) for each in model.modules()),
         "batch_norm": any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
-        "mean_of_micro_batches": not getattr(trainer, "model_accepts_loss_kwargs", False)
-        and trainer.compute_loss_func is None,
+        "mean_of_micro_batches": _is_divided(trainer),
+        "loss_func": trainer.compute_loss_func is not None,
         "scaled_by_accumulation": _is_scaled(trainer, base),
         "fixed_by_deepspeed": fixed_by_deepspeed(trainer.args.deepspeed),
         "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
@@ -149,17 +149,26 @@ _COUNTS: Final = ("num_items_in_batch", "loss_function(", "loss_kwargs")
 def fixed_by_deepspeed(config: Any) -> list[str]:
     """Sizes of the batch that a DeepSpeed JSON sets itself: Trainer refuses others (transformers 5.23.0:
     integrations/deepspeed.py, `trainer_config_finalize`)."""
-    if isinstance(config, str | Path):
-        config = json.loads(Path(config).read_text()) if Path(config).is_file() else {}
+    if not config:
+        return []
+    read = HfDeepSpeedConfig(config).config  # a path, a dictionary, or JSON in base64
     names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    return [name for name in names if (config or {}).get(name, "auto") != "auto"]
+    return [name for name in names if read.get(name, "auto") != "auto"]
+
+
+def _is_divided(trainer: Any) -> bool:
+    """Whether Trainer divides the loss by the accumulation (transformers 5.23.0: trainer.py 2103-2111)."""
+    is_scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if is_scaled is not None:
+        return not is_scaled
+    return not getattr(trainer, "model_accepts_loss_kwargs", False) and trainer.compute_loss_func is None
 
 
 def _is_scaled(trainer: Any, model: Any) -> bool:
     """Whether another accumulation scales the gradients: Trainer does not divide by it where `forward` takes further
     keyword arguments (transformers 5.23.0: trainer.py 518 and 2159), also where the loss that is computed then ignores
     how many tokens the step has, as those of BERT, T5 and BART do, or a `compute_loss` of the user's."""
-    if not getattr(trainer, "model_accepts_loss_kwargs", False):
+    if _is_divided(trainer) or getattr(trainer, "loss_is_scaled_for_ga", None):
         return False
     own: Any = trainer.compute_loss_func
     if own is None and not type(trainer).compute_loss.__module__.startswith(("transformers.", "trl.")):

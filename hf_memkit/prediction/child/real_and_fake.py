@@ -133,7 +133,7 @@ def _asked_by_torch() -> bool:
 def _refuse(what: str, asked: str) -> NoReturn:
     raise Unmodelled(
         f"the script reads the {what} of a tensor of the model or on the GPU ({asked}), and a trace has no values; "
-        "remove that line to predict, or measure with memkit run"
+        "remove that line, or measure with memkit run"
     )
 
 
