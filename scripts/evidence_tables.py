@@ -3,6 +3,7 @@ filled, or only compared. What a command prints, for such an example."""
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import re
@@ -17,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))  # for `benchmarks`, which no installation has
+_SHOWN = 40
+"""Lines of a page's changes that --check prints."""
 
 
 def update(tables: Mapping[Path, Mapping[str, str]], arguments: list[str], script: str) -> int:
@@ -25,6 +28,8 @@ def update(tables: Mapping[Path, Mapping[str, str]], arguments: list[str], scrip
     for page, text in stale.items():
         if "--check" in arguments:
             print(f"{page.relative_to(ROOT)} is not current: run scripts/{script}")
+            changes = difflib.ndiff(page.read_text().splitlines(), text.splitlines())
+            print(*[line for line in changes if line[0] in "+-"][:_SHOWN], sep="\n")
         else:
             page.write_text(text)
     return 1 if stale and "--check" in arguments else 0

@@ -89,8 +89,11 @@ def main():
         found["launcher"] = [name for name in LAUNCHER if name in os.environ]
         found["signature"] = list(inspect.signature(Trainer.__init__).parameters)
     Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
-    if torch.distributed.is_initialized():  # else a thread of gloo's aborts the process now and then as it ends
-        torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        # Else, and after torch's own destroy_process_group, a thread of gloo's aborts the process now and then.
+        from hf_memkit.zero.process_group import leave_process_group
+
+        leave_process_group()
 
 
 if __name__ == "__main__":
