@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import plain_table
+from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.report.palette import CATEGORY_COLOURS
 from hf_memkit.report.sanitize import text
 from hf_memkit.units import format_gib, format_size
@@ -269,9 +270,10 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 def lacks_room(prediction: Prediction) -> bool:
     """Whether the GPU is too small, or just large enough; else RAM or disk is."""
-    least = prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes)
+    outside, fraction = prediction.outside_allocator_bytes, prediction.memory_fraction
+    usable = usable_bytes(prediction.capacity_bytes or 0, outside, fraction)
     return (
-        prediction.verdict == "tight" or least > (prediction.capacity_bytes or 0) - prediction.outside_allocator_bytes
+        prediction.verdict == "tight" or prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes) > usable
     )
 
 

@@ -147,8 +147,8 @@ class Search:
             self._exclude_ways(near, leanest_near)
         # Another precision may need less or more than states in 8 bits: neither excludes the other.
         yield [_way(*free, *saved, each) for each in precise for saved in (lean, quick)]
-        short = [each for each in precise if not self._whole_batch_fits(_way(*free, *quick, each))]
-        yield [_way(*free, *saved, *small[:1], each) for each in short for saved in (lean, quick)]
+        lacking = [each for each in precise if not self._whole_batch_fits(_way(*free, *quick, each))]
+        yield [_way(*free, *saved, *small[:1], each) for each in lacking for saved in (lean, quick)]
         if not self._fits_with(leanest):
             yield [_way(*lean, each) for each in engines]
             yield [_way(*free, *lean, each) for each in small[1:]]
@@ -156,8 +156,8 @@ class Search:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
         # It may need less or more than any of the above; each of its traces runs the script from its first line.
         yield [_way(*free, *saved, each) for each in flat for saved in (quick, lean)]
-        short = [each for each in flat if not self._fits_with(_way(*free, *lean, each))]
-        yield [_way(*free, *lean, *small[:1], each) for each in short]
+        lacking = [each for each in flat if not self._fits_with(_way(*free, *lean, each))]
+        yield [_way(*free, *lean, *small[:1], each) for each in lacking]
         yield [
             _way(*free, losses[-1], saved, precision, each)
             for each in methods for precision in (None, *precise[-1:]) for saved in _ends(checkpointing)

@@ -176,16 +176,19 @@ def judge(
     return Judgement("does not fit" if on_gpu.verdict is not None else None, why)
 
 
+def usable_bytes(capacity_bytes: int, outside_allocator_bytes: int, memory_fraction: float) -> int:
+    """What the allocator may take of a GPU, beside what lies outside it and by torch's own limit."""
+    return max(0, min(capacity_bytes - outside_allocator_bytes, int(memory_fraction * capacity_bytes)))
+
+
 def _gpu(
     gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence, memory_fraction: float
 ) -> Judgement:
     if gpu is None:
         return Judgement(None, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB")
-    usable = max(0, gpu.capacity_bytes - outside)
+    usable = usable_bytes(gpu.capacity_bytes, outside, memory_fraction)
     available = f"{gpu.name} has {format_size(usable)} available"
-    allowed = int(memory_fraction * gpu.capacity_bytes)
-    if allowed < usable:
-        usable = allowed
+    if usable < gpu.capacity_bytes - outside:
         available = f"per_process_memory_fraction {memory_fraction:g} allows {format_size(usable)} of {gpu.name}"
     least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
     if most <= usable:

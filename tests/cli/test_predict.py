@@ -401,6 +401,14 @@ def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> No
     assert high == pytest.approx(told["try_next"]["peak_gib"], rel=0.02)
 
 
+def test_what_is_missing_is_named(xl: Setup) -> None:
+    """Would notice: RAM that is missing answered with a smaller batch, and a GPU that torch may not fill called free."""
+    of_ram = " ".join(" ".join(drawn(predicted(xl, 11.5, host_rss_bytes=900 * GIB), xl, 100)).split())
+    assert "The GPU has room. Use a machine with more RAM" in of_ram and "--batch-size" not in of_ram
+    of_gpu = " ".join(" ".join(drawn(predicted(xl, 11.5, memory_fraction=0.5), xl, 100)).split())
+    assert of_gpu.startswith("DOES NOT FIT: per_process_memory_fraction 0.5") and "has room" not in of_gpu
+
+
 def test_numbers_that_are_the_same_are_said_once_and_no_gpu_is_no_verdict(xl: Setup) -> None:
     job = replace(xl, job=replace(xl.resolved_for, machine=xl.resolved_for.machine.with_gpu(None)))
     text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())

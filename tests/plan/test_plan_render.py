@@ -95,6 +95,13 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert "attn_implementation='sdpa'" in said, "what no flag says"
 
 
+def test_a_method_that_was_asked_for_is_answered_in_short_too() -> None:
+    """Would notice: `--also qlora --short` that says nothing of QLoRA."""
+    why = {"QLoRA": "the script trains adapters already"}
+    made = plan(setup(8, 1, 12, 2.0), also=("QLoRA",), left_out=why)
+    assert "QLoRA: the script trains adapters already." in of(made, short=True)
+
+
 def test_several_gpus_are_started_by_torchrun() -> None:
     """Would notice: an answer for two GPUs that trains on one; a command for a script that does not exist."""
     start = "Start it on 2 GPUs (with or without DeepSpeed): torchrun --nproc_per_node 2 train.py ARGUMENTS"
