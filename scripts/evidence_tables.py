@@ -70,9 +70,12 @@ def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -
 
 @cache
 def _prepare() -> tempfile.TemporaryDirectory[str]:
-    """Sets the variables that libraries read when they are imported; the cache is empty, and removed at the end."""
+    """Sets the variables that libraries read when they are imported, and removes those that change an answer; the cache
+    is empty, and removed at the end."""
+    from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE
+
     hub = tempfile.TemporaryDirectory()
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", VARIABLE, *OLD_VARIABLES):
         os.environ.pop(name, None)
     os.environ |= {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": hub.name}
     return hub

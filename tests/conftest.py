@@ -28,6 +28,7 @@ import pytest
 
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.units import GIB
 from hf_memkit.zero import ops
 from tests.loaded import Loaded, Ran, loaded
@@ -155,9 +156,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _loud_transformers() -> Iterator[None]:
-    """The command line quietens transformers for its process; here that would be the next test's process too."""
+def _as_at_the_start() -> Iterator[None]:
+    """The command line quietens transformers and sets the allocator's variable for its process; here that would be the
+    next test's process too."""
+    before = os.environ.get(VARIABLE)
     yield
+    if before is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = before
     logging = sys.modules.get("transformers.utils.logging")
     if logging is not None:
         logging.set_verbosity_warning()
