@@ -70,8 +70,8 @@ def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -
 
 @cache
 def _prepare() -> tempfile.TemporaryDirectory[str]:
-    """Sets the variables that libraries read when they are imported, and removes those that change an answer; the cache
-    is empty, and removed at the end."""
+    """Sets the variables that libraries read when they are imported, and removes those that change an answer; the
+    cache is empty, and removed at the end."""
     from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE
 
     hub = tempfile.TemporaryDirectory()

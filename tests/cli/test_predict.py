@@ -402,7 +402,7 @@ def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> No
 
 
 def test_what_is_missing_is_named(xl: Setup) -> None:
-    """Would notice: RAM that is missing answered with a smaller batch, and a GPU that torch may not fill called free."""
+    """Would notice: missing RAM answered with a smaller batch, and a GPU that torch may not fill called free."""
     of_ram = " ".join(" ".join(drawn(predicted(xl, 11.5, host_rss_bytes=900 * GIB), xl, 100)).split())
     assert "The GPU has room. Use a machine with more RAM" in of_ram and "--batch-size" not in of_ram
     of_gpu = " ".join(" ".join(drawn(predicted(xl, 11.5, memory_fraction=0.5), xl, 100)).split())
