@@ -38,6 +38,7 @@ __all__ = [
     "has_kernels",
     "named_gpu",
     "this_machine",
+    "torch_with_kernels",
     "use_one_gpu",
 ]
 
@@ -310,6 +311,13 @@ def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bo
         if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
             return True
     return False
+
+
+def torch_with_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> str:
+    """What to install instead of a torch that was built for `architectures`, none of which runs on such a GPU."""
+    made_for = [int("".join(filter(str.isdigit, each))[:-1] or 0) for each in architectures if "_" in each]
+    age = "a newer" if capability[0] > max(made_for, default=0) else "an older"
+    return f"a torch built for {age} CUDA (pytorch.org)"
 
 
 def _ram_bytes() -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "hub_reachable",
     "hub_switched_off",
     "longest_sequence",
+    "of_gated",
     "quiet_transformers",
     "refuse_absent",
     "why_no_hub",
@@ -368,6 +369,14 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
             setattr(config, token, 0)
 
 
+def of_gated(name: str) -> str:
+    """What to do about a model of the hub whose terms nobody here has accepted."""
+    return (
+        f"model {name!r} is gated: accept its terms on https://huggingface.co/{name}, then log in with `hf auth "
+        f"login`; or give a folder with its config.json"
+    )
+
+
 def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: bool) -> tuple[Any, Origin]:
     from transformers import AutoConfig
 
@@ -376,10 +385,14 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
         try:
             return AutoConfig.from_pretrained(str(path), local_files_only=True), "local"
         except (OSError, ValueError) as error:
-            raise InputError(
-                f"model folder {name!r} has no usable config.json: {str(error).splitlines()[0].rstrip('.')}. Give a "
-                "folder written by `save_pretrained`"
-            ) from None
+            cause = str(error).splitlines()[0].rstrip(".")
+            fix = "Give a folder written by `save_pretrained`"
+            if "does not recognize this architecture" in str(error):
+                cause, fix = (
+                    cause.partition(" This could")[0].rstrip("."),
+                    "Update transformers, or correct its model_type",
+                )
+            raise InputError(f"model folder {name!r} has no usable config.json: {cause}. {fix}") from None
     try:
         # Whole snapshots only: with a cached config but no cached weights the hub is needed all the same.
         return AutoConfig.from_pretrained(name, local_files_only=not use_hub), "hub"
@@ -388,6 +401,8 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
             config_values = dict(architecture)
             return AutoConfig.for_model(config_values.pop("model_type"), **config_values), "architecture"
         if use_hub:
+            if "gated repo" in str(error).lower():
+                raise InputError(of_gated(name)) from None
             raise InputError(
                 f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0].rstrip('.')}. Give "
                 f"another hub ID, or a folder with a config.json"

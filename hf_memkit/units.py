@@ -62,8 +62,11 @@ def parse_rate(text: str) -> float:
     if re.fullmatch("[kKMGT]b", unit):
         raise InputError(f"{text!r} is in bits; write bytes: {float(match[1]) / 8:g}{unit[0]}B/s")
     factor = _FACTOR.get(unit.lower())
-    if factor is None or match[3] is None:
-        raise InputError(f"{text!r} has no unit such as GB/s; did you mean {match[1]}GB/s?")
+    if factor is not None and match[3] is None:
+        raise InputError(f"{text!r} is a size; write a rate: {match[1]}{unit}/s")
+    if factor is None:
+        hint = "; 1 Gbit/s is 0.125GB/s" if "b" in unit else ""
+        raise InputError(f"{text!r} has no unit of bytes a second, such as GB/s or MB/s{hint}. Write 6GB/s or 500MB/s")
     return float(match[1]) * factor
 
 

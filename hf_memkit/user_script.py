@@ -92,6 +92,10 @@ class UserScript:
         spec = _spec(self.target)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = _spec(f"{self.target}.__main__")
+            if spec is None:
+                raise InputError(
+                    f"-m {self.target}: a package without __main__.py. Name a module in it: -m {self.target}.MODULE"
+                )
         if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
             raise InputError(
                 f"-m {self.target}: no such module; check its name, or run memkit where `python -m` finds it"

@@ -50,6 +50,8 @@ def read(path: str | Path) -> File:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}. Give a JSON or YAML file") from None
+    if path.suffix.lower() == ".py":
+        raise InputError(f"{path}: a script. Predict it: memkit predict {path} -- ARGUMENTS")
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
     if not isinstance(content, Mapping):
@@ -152,10 +154,10 @@ def _repeated(names: Iterable[str]) -> list[str]:
 def _kind(path: Path, content: Mapping[str, Any]) -> Kind:
     keys = content.keys()
     if keys & _ACCELERATE:
-        raise InputError(
-            f"{path}: this is a config of `accelerate launch`. Check the DeepSpeed JSON that it names "
-            f"(deepspeed_config_file) instead"
-        )
+        inner = content.get("deepspeed_config")
+        named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
+        instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
+        raise InputError(f"{path}: a config of `accelerate launch`, which memkit does not read. Give {instead}")
     if keys & _RECIPE:
         return "recipe"
     if keys & _DEEPSPEED or any(isinstance(content.get(name), Mapping) for name in _DEEPSPEED_SECTIONS):

@@ -389,9 +389,10 @@ def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *
         raise InputError(
             f"{script}: no script before --. Write memkit plan train.py -- {script}; with --model, --set KEY=VALUE"
         )
-    if script is not None and given:
-        raise InputError(f"{', '.join(options)}: not with a script, which has its own; write its arguments after --")
     if script is not None:
+        from hf_memkit.cli.predict_script import refuse_beside_a_script
+
+        refuse_beside_a_script(**{"set" if name == "settings" else name: of_setup[name] for name in given})
         return
     if module:
         raise InputError("-m: no module. Write its name after -m: memkit plan -m MODULE -- ARGUMENTS")

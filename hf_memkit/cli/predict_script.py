@@ -38,7 +38,10 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
         is_path = target.endswith(".py") or target.startswith((".", "/")) or target.count("/") > 1
-        what = "write the path of your training script" if is_path else f"give a model with --model {target}"
+        is_file = Path(target).suffix in (".yaml", ".yml", ".json", ".ipynb", ".sh", ".txt")
+        what = "write the path of your training script"
+        if not (is_path or is_file):
+            what = f"give a model with --model {target}"
         raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
     return UserScript.found(target, arguments, is_module=is_module)
 
@@ -47,20 +50,20 @@ _OWN: Final = {
     "model": "--model_name_or_path NAME",
     "batch_size": "--per_device_train_batch_size B",
     "accumulation": "--gradient_accumulation_steps N",
-    "sequence_length": "the one that sets the length of its rows",
+    "sequence_length": "--max_length L",
     "args": "FILE",
     "set": "--KEY VALUE",
     "trust_remote_code": "--trust_remote_code",
 }
-"""Options that are arguments of a script, and what those often are called."""
+"""Options that are arguments of a script, and what those are called in Trainer's and TRL's scripts."""
 
 _NO_PLACE: Final = {
-    "preset": "to read what it sets: memkit preset show NAME --for trainer",
-    "technique": "to read what it sets: memkit preset show NAME --for trainer",
-    "recipe": "omit one of the two",
-    "variant": "only recipes have variants; omit it",
-    "data": "the script reads its own data; omit it",
-    "no_trace": "a script is always traced; omit it",
+    "preset": "Omit it; memkit preset show NAME --for trainer prints the arguments that a preset sets",
+    "technique": "Omit it; memkit preset show NAME --for trainer prints the arguments that a preset sets",
+    "recipe": "Omit the recipe or the script",
+    "variant": "Only recipes have variants; omit it",
+    "data": "The script reads its own data; omit it",
+    "no_trace": "A script is always traced; omit it",
 }
 
 
@@ -73,9 +76,9 @@ def refuse_beside_a_script(**options: Any) -> None:
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value and name in _OWN:
-            wrong.append(f"{option}: not with a script, which has its own; write it after --: -- {_OWN[name]}")
+            wrong.append(f"{option}: not with a script. Write the script's own argument, such as: -- {_OWN[name]}")
         elif value:
-            wrong.append(f"{option}: not with a script; {_NO_PLACE[name]}")
+            wrong.append(f"{option}: not with a script. {_NO_PLACE[name]}")
     if wrong:
         raise InputError("\n".join(wrong))
 

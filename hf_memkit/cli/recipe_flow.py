@@ -290,9 +290,9 @@ def _refuse_too_few_gpus(place: Place) -> None:
 
     visible = torch.cuda.device_count()
     if 0 < visible < place.gpus:
-        raise InputError(
-            f"--gpus {place.gpus}: only {visible} visible here (CUDA_VISIBLE_DEVICES). Give --gpus {visible} or fewer."
-        )
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = f"CUDA_VISIBLE_DEVICES={shown} leaves {visible}" if shown else f"this machine has {visible}"
+        raise InputError(f"--gpus {place.gpus}: {why}. Give --gpus {visible} or fewer.")
 
 
 def _refuse_with_resume(options: RunOptions) -> None:

@@ -230,7 +230,9 @@ def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:
     from hf_memkit.errors import DoesNotFitError
 
     if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
+        smaller = described.usable_bytes > here.usable_bytes
+        lacks = f"less memory than {described.name}" if smaller else f"no bf16, which {described.name} has"
         raise DoesNotFitError(
-            f"this machine has {here.name}, which is smaller than {described.name} or lacks its bf16; omit --gpu "
-            f"and --gpu-memory to run here, or add --dry-run or --export"
+            f"this machine's {here.name} has {lacks}. Omit --gpu and --gpu-memory to run here, or add --dry-run or "
+            f"--export"
         )

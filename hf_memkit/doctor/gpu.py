@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.doctor.check import Check
-from hf_memkit.hardware import has_kernels
+from hf_memkit.hardware import has_kernels, torch_with_kernels
 from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE, problems_of
 from hf_memkit.units import format_gib
 
@@ -62,9 +62,11 @@ def _gpu(torch: Any, index: int) -> list[Check]:
     found = f"{properties.name}, {format_gib(properties.total_memory)}"
     found += f", compute capability {capability[0]}.{capability[1]}: {types}"
     name = f"GPU {index}"
-    if not has_kernels(capability, torch.cuda.get_arch_list()):
+    architectures = torch.cuda.get_arch_list()
+    if not has_kernels(capability, architectures):
         found += f"; torch {torch.__version__} has no kernels for it"
-        return [Check(_GROUP, name, "missing", found, "install a torch built for an older CUDA (pytorch.org)", True)]
+        fix = f"install {torch_with_kernels(capability, architectures)}"
+        return [Check(_GROUP, name, "missing", found, fix, core=True)]
     results = [Check(_GROUP, name, "ok" if bf16 else "warning", found)]
     if "MIG" in properties.name:
         results.append(Check(_GROUP, f"MIG of GPU {index}", "ok", "a slice of a GPU; the memory above is the slice's"))

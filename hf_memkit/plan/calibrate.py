@@ -179,8 +179,8 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     expected = rank.run.get("prediction", {}).get("step_time_ms")
     if not expected:
         raise InputError(
-            f"--calibrate {run.folder}: its records have no predicted step time; run memkit plan --write plan.yaml, "
-            "then memkit run --plan plan.yaml"
+            f"--calibrate {run.folder}: its records have no predicted step time. Record a run with a plan: memkit "
+            "plan train.py --write plan.yaml -- ARGUMENTS; then memkit run train.py --plan plan.yaml -- ARGUMENTS"
         )
     middle = expected[len(expected) // 2] if isinstance(expected, list) else expected
     # The first waits for what is done once, and a step that is watched closely for that.
@@ -191,7 +191,8 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     ]
     if len(times) < _LEAST_STEPS:
         raise InputError(
-            f"--calibrate {run.folder}: only {len(times)} steps with a time; record at least {_LEAST_STEPS}"
+            f"--calibrate {run.folder}: {len(times)} of its steps can be used, {_LEAST_STEPS} are needed; the first "
+            "steps and those recorded in detail do not count. Train for 20 steps or more"
         )
     factor = statistics.median(times) / middle
     if not 1 / likely <= factor <= likely:

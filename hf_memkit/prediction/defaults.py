@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from hf_memkit.architectures import built_in
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.hardware import Gpu
-from hf_memkit.models import ModelFacts, Origin, describe, hub_reachable, quiet_transformers, refuse_absent
+from hf_memkit.models import (
+    ModelFacts,
+    Origin,
+    describe,
+    hub_reachable,
+    of_gated,
+    quiet_transformers,
+    refuse_absent,
+)
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import parsed, user_path
 
@@ -148,10 +156,7 @@ def _refuse_custom_code_or_login(name: str, error: str) -> None:
             f"--trust-remote-code"
         ) from None
     if "gated repo" in error.lower():
-        raise InputError(
-            f"model {name!r} is gated: accept its terms on https://huggingface.co/{name}, then log in with "
-            f"`hf auth login`; or give a folder with its config.json"
-        ) from None
+        raise InputError(of_gated(name)) from None
 
 
 def refuse_precision(arguments: Mapping[str, Any], gpu: Gpu | None) -> None:

@@ -70,7 +70,10 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
         return
     path = Path(script.target)
     if path.suffix in (".json", ".yaml", ".yml"):
-        raise InputError(f"{path}: an argument file, not a script; predict it with --args {path}")
+        raise InputError(
+            f"{path}: not a Python script. For an argument file write --model NAME --args {path}; for a recipe "
+            f"--recipe {path}; for a DeepSpeed JSON memkit check {path}"
+        )
     if path.suffix == ".ipynb":
         raise InputError(f"{path}: a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
     if path.is_dir():

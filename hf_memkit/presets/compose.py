@@ -89,7 +89,7 @@ def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[T
     new: list[Technique] = []
     for name in extra:
         if name in PRESETS and name not in TECHNIQUES:
-            raise InputError(f"techniques: {name!r} is a preset; join presets by +, such as 'lean+{name}'")
+            raise InputError(f"techniques: {name!r} is a preset. Join it to the preset by +: --preset PRESET+{name}")
         one = find_technique(name)
         clash = next((old for old in new if _clash(old, one)), None)
         if clash is not None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from hf_memkit.errors import MissingPackageError, RunError
-from hf_memkit.hardware import has_kernels
+from hf_memkit.hardware import has_kernels, torch_with_kernels
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, set_allocator
@@ -48,8 +48,8 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
     for name, engine in (("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_FSDP", "FSDP")):
         if os.environ.get(name, "").lower() in ("1", "true", "yes"):
             raise RunError(
-                f"accelerate's config selects {engine}, but the recipe sets up its own engine. Start it with memkit "
-                f"--gpus N, torchrun, or accelerate launch --multi_gpu"
+                f"accelerate's config selects {engine}; the recipe sets up its own engine. Start it without "
+                f"accelerate: memkit recipe NAME --gpus N"
             )
     # TrainingArguments without bf16 or fp16 take this for the precision (transformers:training_args.py, "Mixed
     # Precision"), and weights that are bf16 already would be autocast again.
@@ -78,10 +78,11 @@ def _check_gpu(setup: Setup, ranks: Ranks) -> None:
             f"(CUDA_VISIBLE_DEVICES). Each process needs one GPU: start fewer processes, or make more GPUs visible"
         )
     capability = torch.cuda.get_device_capability(ranks.local_rank)
-    if not has_kernels(capability, torch.cuda.get_arch_list()):
+    architectures = torch.cuda.get_arch_list()
+    if not has_kernels(capability, architectures):
         raise RunError(
             f"torch {torch.__version__} has no kernels for this GPU (compute capability {capability[0]}."
-            f"{capability[1]}). Install a torch built for an older CUDA (pytorch.org)"
+            f"{capability[1]}). Install {torch_with_kernels(capability, architectures)}"
         )
     if str(setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
         missing = ops.missing_tools(("compiled optimizer",), cpu=True)

@@ -25,6 +25,7 @@ __all__ = [
     "last_checkpoint",
     "read_run",
     "refuse_used",
+    "start_again",
     "unfinished_run",
     "write_run",
 ]
@@ -115,16 +116,25 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
     """The content of the folder's run file, or None if it has none.
 
     Raises:
-        RunError: the file is damaged.
+        RunError: the file is damaged, or cannot be read.
     """
     path = Path(folder) / RUN_FILE
     if not path.exists():
         return None
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise RunError(f"{path} is damaged. Start again with --overwrite or another --output") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}. Choose another folder: --output FOLDER") from None
+    except (ValueError, RecursionError):
+        raise RunError(
+            f"{path} is damaged. Choose another folder: --output FOLDER, or {start_again(folder)}"
+        ) from None
     return content
+
+
+def start_again(folder: str | Path) -> str:
+    """What to type where a run cannot go on; --resume and --overwrite exclude each other."""
+    return f"start again without --resume: --overwrite --output {folder} (this deletes its checkpoints)"
 
 
 def write_run(folder: str | Path, content: dict[str, Any]) -> None:
@@ -180,7 +190,7 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> tuple[str, dict[st
         if run is None:
             raise InputError(f"--resume: {folder} holds no run. Remove --resume to start one")
         if run["status"] == "finished":
-            raise InputError(f"--resume: the run in {folder} is finished. Add --overwrite to start again")
+            raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
         if run["recipe"] != recipe:
             raise InputError(
                 f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}. Type: memkit "

@@ -19,7 +19,7 @@ from hf_memkit.checks import Problem, Subject, check
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.environment import Swap, nvme_path, set_environment
-from hf_memkit.recipe.output import RecipeRun, last_checkpoint, write_run
+from hf_memkit.recipe.output import RecipeRun, last_checkpoint, start_again, write_run
 from hf_memkit.recipe.prepare import first, prepare_data, without_needless_grouping
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.tasks import Examples, task_of
@@ -87,7 +87,10 @@ def run(
     set_environment(setup, say, ranks)
     examples = prepare_data(setup, say, ranks)
     if resume is not None and resume["blocks_sha256"] != examples.checksum:
-        raise RunError(f"the data differs from that of the run in {job.output}. Start again with --overwrite")
+        raise RunError(
+            f"--resume: the data differs from that of the run in {job.output}. Restore the data, or "
+            f"{start_again(job.output)}"
+        )
     setup = without_needless_grouping(setup, examples, say)
     job = replace(job, setup=setup)
     if "deepspeed.config" in setup:

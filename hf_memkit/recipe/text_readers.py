@@ -103,8 +103,11 @@ def _missing_column(where: str, column: str, columns: Mapping[str, int]) -> Data
     usual = [name for name in _USUAL_COLUMNS if name in texts]
     best = usual[0] if usual else max(texts, key=columns.__getitem__, default=None)
     there = ", ".join(map(repr, columns)) or "none"
-    advice = f"; {best!r} looks like the text: set data.text_column to it in the recipe's file" if best else ""
-    return DataError(f"{where}: no column {column!r}; columns here: {there}{advice}")
+    looks = f"; {best!r} looks like the text" if best else ""
+    return DataError(
+        f"{where}: no column {column!r}; columns here: {there}{looks}. Rename it to {column!r}, or set "
+        f"data.text_column in a recipe's file of your own (memkit recipe NAME --copy mine.yaml)"
+    )
 
 
 def _read_text(path: Path) -> Iterator[str]:

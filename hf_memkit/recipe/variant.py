@@ -125,9 +125,8 @@ class Candidate:
         setup = share_among_processes(replace(made, request=request), job)
         refuse_ignored(setup, chosen)
         if request.nvme_path and request.variant != "auto" and not setup.ledger.total_bytes("disk"):
-            raise SettingError(
-                f"--nvme-path: variant {name!r} does not use the disk. Remove --nvme-path, or add --variant infinity"
-            )
+            instead = f", or replace --variant {name} with --variant infinity" if "infinity" in recipe.variants else ""
+            raise SettingError(f"--nvme-path: variant {name!r} does not use the disk. Remove --nvme-path{instead}")
         setup = model_and_data(setup, recipe, request, model, sequence_length, why_length)
         steps = request.max_steps or chosen.get("max_steps") or recipe.steps
         steps_reason = "asked for" if steps != recipe.steps else "the recipe's"

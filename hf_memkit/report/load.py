@@ -171,8 +171,13 @@ def _what_to_do(folder: Path) -> str:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
         return f"a folder below has records: memkit report {text(inside[0])}{more}"
     status = _recipe_status(folder)
+    if status in ("finished", "interrupted"):
+        return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
     if status is not None:
-        return f"this recipe run has status {status!r} and has not started training. Wait for it: {_follow(folder)}"
+        return (
+            f"this recipe run has status {status!r}, and recorded no step. If its process runs: {_follow(folder)}; if "
+            f"not, start it again with --resume or --overwrite"
+        )
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
 
 

@@ -57,9 +57,10 @@ def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, *members]):
             saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = next((line for line in str(error).splitlines() if "GLOBAL" in line), "no optimizer state of DeepSpeed")
+        found = next((line for line in str(error).splitlines() if "GLOBAL" in line), None)
+        why = f"not loaded, because it may run code: {found}" if found else "not an optimizer state of DeepSpeed"
         raise RunError(
-            f"{path}: not loaded, because it may run code: {found}. Start again with --overwrite"
+            f"{path}: {why}. To start again, replace --resume with --overwrite (this deletes the run's checkpoints)"
         ) from error
     states: dict[str, Any] = saved["optimizer_state_dict"]
     return states

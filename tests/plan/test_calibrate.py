@@ -179,8 +179,11 @@ def test_a_run_calibrates_what_its_plan_has_predicted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"prediction": {}}, "have no predicted step time; run memkit plan --write plan.yaml"),
-        ({"prediction": PREDICTED, "steps": 7}, "only 4 steps with a time; record at least 5"),
+        (
+            {"prediction": {}},
+            "have no predicted step time. Record a run with a plan: memkit plan train.py --write plan.yaml",
+        ),
+        ({"prediction": PREDICTED, "steps": 7}, "4 of its steps can be used, 5 are needed"),
         ({"prediction": PREDICTED, "device_type": "cpu"}, "ran on cpu, not on a GPU"),
         ({"prediction": {"step_time_ms": 20.0}}, "took 30 times as long as predicted"),
     ],

@@ -9,25 +9,27 @@ import torch
 import transformers
 
 from hf_memkit.cli import main
-from hf_memkit.hardware import has_kernels, use_one_gpu
+from hf_memkit.hardware import has_kernels, torch_with_kernels, use_one_gpu
 from hf_memkit.memory.records import read_records
 
 
 @pytest.mark.parametrize(
-    ("capability", "architectures", "expected"),
+    ("capability", "architectures", "instead"),
     [
-        ((8, 0), ["sm_75", "sm_80", "sm_90"], True),
-        ((8, 9), ["sm_80"], True),  # binaries run on a later minor version
-        ((7, 0), ["sm_75", "sm_80"], False),  # a V100, and a torch without it
-        ((12, 0), ["sm_90", "compute_90"], True),  # PTX is compiled for what is newer
-        ((12, 0), ["sm_90"], False),
-        ((9, 0), ["sm_90a"], True),
+        ((8, 0), ["sm_75", "sm_80", "sm_90"], None),
+        ((8, 9), ["sm_80"], None),  # binaries run on a later minor version
+        ((7, 0), ["sm_75", "sm_80"], "an older CUDA"),  # a V100, and a torch without it
+        ((12, 0), ["sm_90", "compute_90"], None),  # PTX is compiled for what is newer
+        ((12, 0), ["sm_80", "sm_90a"], "a newer CUDA"),
+        ((9, 0), ["sm_90a"], None),
     ],
 )
 def test_whether_torch_has_kernels_for_a_gpu(
-    capability: tuple[int, int], architectures: list[str], expected: bool
+    capability: tuple[int, int], architectures: list[str], instead: str | None
 ) -> None:
-    assert has_kernels(capability, architectures) is expected
+    """Would notice: a torch for an older CUDA recommended for a GPU that is too new."""
+    assert has_kernels(capability, architectures) is (instead is None)
+    assert instead is None or instead in torch_with_kernels(capability, architectures)
 
 
 def test_one_gpu_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,11 @@ SPOILED: list[tuple[Any, str]] = [
         '{}:2: messages[1].tool_calls: expected a list such as [{{"type": "function", "function": '
         '{{"name": "add", "arguments": {{"a": 1}}}}}}], found \'add\'',
     ),
+    (
+        said(tool_calls=[{"function": {"name": "add"}}, {"function": {}}]),
+        '{}:2: messages[1].tool_calls[1]: no name of a function. Write {{"type": "function", "function": '
+        '{{"name": "add", "arguments": {{"a": 1}}}}}}',
+    ),
     ({**GOOD, "tools": 3}, "{}:2: tools: expected a list of functions as JSON schemas, found 3"),
     (
         {**GOOD, "conversations": [{"from": "human", "value": "Hello"}]},

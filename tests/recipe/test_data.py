@@ -161,7 +161,8 @@ class TestJson:
         )
         assert refusal(path) == (
             f"{path}:2: no column 'text'; columns here: 'id', 'n', 'story', 'url'; "
-            "'story' looks like the text: set data.text_column to it in the recipe's file"
+            "'story' looks like the text. Rename it to 'text', or set data.text_column in a recipe's file of your own "
+            "(memkit recipe NAME --copy mine.yaml)"
         )
 
     def test_the_longest_column_is_suggested(self, tmp_path: Path) -> None:

@@ -168,15 +168,13 @@ def _check_calls(where: str, role: str, calls: Any) -> None:
         raise DataError(
             f"{where}: 'tool_calls' belongs to the assistant only, and this turn is the {role}'s. Remove it"
         )
-    example = '[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]'
-    whole = isinstance(calls, list) and all(
-        isinstance(call, Mapping)
-        and isinstance(call.get("function", call), Mapping)
-        and call.get("function", call).get("name")
-        for call in calls
-    )
-    if not whole:
-        raise DataError(f"{where}.tool_calls: expected a list such as {example}, found {name_of(calls)}")
+    example = '{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}'
+    if not isinstance(calls, list):
+        raise DataError(f"{where}.tool_calls: expected a list such as [{example}], found {name_of(calls)}")
+    for number, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not function.get("name"):
+            raise DataError(f"{where}.tool_calls[{number}]: no name of a function. Write {example}")
 
 
 def _text(where: str, value: Any, *, may_be_empty: bool = False) -> str:
@@ -193,6 +191,8 @@ def _part(where: str, part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else part
+    if kind == "text":
+        raise DataError(f'{where}: no text in this part. Write {{"type": "text", "text": "…"}}')
     raise DataError(
         f'{where}: expected {{"type": "text", "text": "…"}}, found {name_of(kind)}; a chat recipe trains on text only'
     )
