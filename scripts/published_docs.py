@@ -64,7 +64,7 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
         f"**Does it fit?** Of {fits['rows']} trainings, {ran} ran and {ran_out} ran out of memory. `memkit plan` "
         f"rejects {caught} of the {ran_out} that ran out. It accepts {fits['ran_and_fit']} of the {ran} that ran and "
         f"rejects {refused}, {narrowly} of them only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
-        "(a fuller GPU slows training down).",
+        "([a fuller GPU slows training down](docs/plan.md#what-fits-means-here)).",
         "",
         f"¹ Distance from the predicted range; 0 inside it. Median width of a range: {_width(rows)} of the measured "
         "figure.",
