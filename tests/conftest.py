@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 import pytest
 
-from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.hardware import SLOW_BF16, Machine, bf16_slowdown, gpu_of_size
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.units import GIB
@@ -217,6 +217,11 @@ def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(f"The {n} quick brown foxes jump over {n % 7} lazy dogs." for n in range(6000)))
     return path
+
+
+def of_this_cpu() -> set[str]:
+    """What an exported rehearsal in bf16 also has on a CPU without bf16 instructions."""
+    return {"fp32_products.py"} if bf16_slowdown() >= SLOW_BF16 else set()
 
 
 def load_script(name: str) -> SimpleNamespace:

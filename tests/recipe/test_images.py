@@ -23,6 +23,7 @@ from hf_memkit.recipe.run import RecipeRun, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
+from tests.conftest import of_this_cpu
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_an_export_reads_the_same_files(
         source.write_text("\n".join(["image,label", *lines]) + "\n")
     job = rehearsal(images, small_gpu, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
-    assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"}
+    assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"} | of_this_cpu()
     script = TrainingJob(tmp_path / "script")
     rows, first = train_images.read_images(script)
     assert rows.features["label"].names == ["blue", "red"]
