@@ -49,7 +49,10 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
         "| what others measured | trainings | predicted: median error | worst error |",
         "|---|---|---|---|",
         _line("peak memory of tensors (allocated)", errors(allocated_error(row, "then") for row in rows)),
-        _line("peak of PyTorch's allocator (reserved): distance from the range¹", errors(reserved_error(row, "then") for row in rows)),
+        _line(
+            "peak of PyTorch's allocator (reserved): distance from the range¹",
+            errors(reserved_error(row, "then") for row in rows),
+        ),
         _line("peak in nvidia-smi: distance from the range¹", errors(total_error(row, "then") for row in rows)),
     ]
     for name, group in json.loads(speed.read_text())["groups"].items():
@@ -66,8 +69,7 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
         f"rejects {refused}, {narrowly} of them only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
         "([a fuller GPU slows training down](docs/plan.md#what-fits-means-here)).",
         "",
-        f"¹ 0 inside the predicted range. Median width of a range: {_width(rows)} of the measured "
-        "figure.",
+        f"¹ 0 inside the predicted range. Median width of a range: {_width(rows)} of the measured figure.",
         "",
         "² Excluded: Mixtral, whose code in transformers differs from that of the measured runs.",
     ]
