@@ -53,6 +53,9 @@ IN_NO_PLAN: Final[LeftOut] = {
 _LEAST_PADDING: Final = 0.05
 """Of a batch: where less is padding, leaving it out is not worth another attention."""
 
+_TRITON: Final = 7.0
+"""The least compute capability that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
+
 _FLASH: Final = "flash_attention_2"
 
 _EIGHT_BITS: Final = "adamw_bnb_8bit"
@@ -109,8 +112,8 @@ def choices_for(
         nvme_path: folder that DeepSpeed may swap to; None: it may not.
     """
     found: dict[str, list[Alternative | None]] = {
-        "loss": [None, *_losses(facts, left_out)],
-        "attention": list(_attentions(facts)) or [None],
+        "loss": [None, *_losses(facts, machine, left_out)],
+        "attention": list(_attentions(facts, left_out)) or [None],
         "optimizer": list(_fused(facts)) or [None],
         "checkpointing": list(_checkpointing(facts, left_out)),
         "allocator": [None, *_allocators(environment)],
@@ -188,20 +191,25 @@ def _own_checkpointing(facts: Mapping[str, Any]) -> str:
     return {1: _CHECKPOINTING[2].name, 2: _CHECKPOINTING[1].name}.get(every, "")
 
 
-def _losses(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
+def _losses(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
     if facts["arguments"].get("use_liger_kernel"):
         return
     name = "Liger kernels (fused loss)"
     if facts["model_type"] not in LIGER_OPTIONS:
         left_out[name] = f"Liger has no kernels for model type {facts['model_type']}"
+    elif machine.gpu is not None and (machine.gpu.capability or _TRITON) < _TRITON:
+        left_out[name] = f"Triton needs compute capability {_TRITON}; {machine.gpu.name} has {machine.gpu.capability}"
     elif importlib.util.find_spec("liger_kernel") is None:
         left_out[name] = "liger-kernel is not installed here: pip install liger-kernel"
     else:
         yield Alternative("loss", name, {"arguments.use_liger_kernel": True})
 
 
-def _attentions(facts: Mapping[str, Any]) -> Iterator[Alternative]:
+def _attentions(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
     if facts["attention"] == "eager" and facts["supports_sdpa"] and facts["loaded"]:
+        if facts["dropout"]:
+            left_out["sdpa attention"] = "its dropout draws other numbers; to have it, load the model with it"
+            return
         yield Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
 
 
@@ -289,10 +297,14 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
         if nvme_path is not None:
             left_out[ON_DISK] = "the script has its own DeepSpeed JSON"
         return
-    if facts["quantised"] or facts["own_optimizer"]:
-        left_out["DeepSpeed"] = (
-            "the model is quantised" if facts["quantised"] else "the script creates its own optimizer"
-        )
+    obstacles = {
+        "the model is quantised": facts["quantised"],
+        "the script creates its own optimizer": facts["own_optimizer"],
+        "the script loads its model with device_map, which DeepSpeed refuses": facts["device_map"],
+        "Trainer refuses auto_find_batch_size with it": facts["arguments"].get("auto_find_batch_size"),
+    }
+    if why := next((each for each, is_there in obstacles.items() if is_there), ""):
+        left_out["DeepSpeed"] = why
         return
     if "float32" in facts["trained_dtypes"] and not (facts["arguments"].get("bf16") or facts["arguments"].get("fp16")):
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"

@@ -65,7 +65,14 @@ class Plan:
     @property
     def launch(self) -> str:
         """How the script is started, up to its arguments: `"torchrun --nproc_per_node 2 train.py"`."""
-        return f"{self._launcher or 'python'} {self._typed}"
+        alone = "torchrun --nproc_per_node 1" if self.needs_launcher else "python"
+        return f"{self._launcher or alone} {self._typed}"
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether one GPU takes a launcher too: without its variables DeepSpeed looks for MPI (deepspeed 0.19:
+        comm/comm.py, `init_distributed`). `memkit run` sets them."""
+        return self.proposed is not None and any(each.engine for each in self.proposed.candidate.choices)
 
     def launch_with(self, path: str) -> str:
         """The same with a plan file's settings: `"memkit run train.py --plan plan.yaml --"`."""

@@ -392,8 +392,9 @@ class _Judge:
     environment: dict[str, str]
     pricing: Pricing
     ram_is_given: bool
-    steps: int | None = None
+    steps: tuple[int | None, int | None] = (None, None)
     rows_digest: str | None = None
+    schedule: Sequence[str] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
@@ -403,7 +404,8 @@ class _Judge:
         assert found.facts is not None
         arguments = found.facts["arguments"]
         self.facts = found.facts
-        self.steps, self.rows_digest = found.facts.get("steps"), found.facts.get("rows_digest")
+        self.steps, self.rows_digest = _steps(found.facts), found.facts.get("rows_digest")
+        self.schedule = found.facts.get("schedule")
         size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
         return replace(found, candidate=SetupCandidate(size, accumulation))
 
@@ -411,7 +413,7 @@ class _Judge:
         """The script with another batch: all others are held to as many steps as it makes."""
         found = self._tried(candidate)
         if found.facts is not None:
-            self.steps = found.facts.get("steps")
+            self.steps, self.schedule = _steps(found.facts), found.facts.get("schedule")
         return found
 
     def _tried(self, candidate: SetupCandidate) -> Judged:
@@ -434,9 +436,13 @@ class _Judge:
         if found.facts is None:
             return found
         facts = found.facts
-        steps, why = facts.get("steps"), ""
+        steps, why = _steps(facts), ""
         if steps != self.steps:
-            why = f"{steps} optimizer steps instead of {self.steps}: the last batch of an epoch differs"
+            per = "" if steps[0] != self.steps[0] else " an epoch"
+            made, own = (each[1 if per else 0] for each in (steps, self.steps))
+            why = f"{made} optimizer steps{per} instead of {own}: the last batch of an epoch differs"
+        elif facts.get("schedule") != self.schedule:
+            why = "the script computes its learning rate, or another of its arguments, from what this changes"
         elif facts.get("rows_digest") != self.rows_digest:
             why = "it changes the rows of the training data"
         attention = candidate.overrides.model.get("attn_implementation")
@@ -457,6 +463,11 @@ class _Judge:
             _of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
             self.gpus, environment, self.pricing, self.ram_is_given,
         ).result()  # fmt: skip
+
+
+def _steps(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Optimizer steps, of the run and of an epoch."""
+    return facts.get("steps"), facts.get("steps_an_epoch")
 
 
 def _of_trace(

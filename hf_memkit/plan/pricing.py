@@ -289,6 +289,8 @@ def _run(step: StepTime, forward_s: float, judged: Judged, facts: Mapping[str, A
     rows = (arguments.get("per_device_eval_batch_size") or 1) / (arguments.get("per_device_train_batch_size") or 1)
     evaluation_s = (facts.get("evaluation_batches") or 0) * rows * forward_s
     evaluations = _how_often(arguments.get("eval_strategy"), arguments.get("eval_steps"), facts)
+    if evaluations and facts.get("generates"):
+        return None  # how many tokens an evaluation generates, only its run shows
     states = judged.prediction.categories["optimizer"] if judged.prediction is not None else 0
     save_s = _SAVE_S + (facts["trained_bytes"] + facts["frozen_bytes"] * (not facts["adapters"]) + states) / (
         host.nvme_write_gb_per_s.value * GB

@@ -168,7 +168,11 @@ class Search:
 
     def _cannot_fit(self, choices: tuple[Alternative, ...]) -> bool:
         """Whether it was traced, and no micro-batch of it fits; one that a rule or the script refuses says nothing."""
-        traced = [each for each in self.judged.values() if self._is(each, choices) and each.prediction is not None]
+        traced = [
+            each
+            for each in self.judged.values()
+            if self._is(each, choices) and each.prediction is not None and not each.is_other
+        ]
         return bool(traced) and not any(each.fits for each in traced)
 
     def _whole_batch_fits(self, choices: tuple[Alternative, ...]) -> bool:
@@ -181,7 +185,9 @@ class Search:
 
     def _exclude_ways(self, ways: Sequence[tuple[Alternative, ...]], leanest: tuple[Alternative, ...]) -> None:
         """What needs at least as much as a way that fits with no micro-batch."""
-        judged = [each for each in self.judged.values() if self._is(each, leanest) and each.prediction]
+        judged = [
+            each for each in self.judged.values() if self._is(each, leanest) and each.prediction and not each.is_other
+        ]
         least = min(judged, key=lambda each: each.needs_bytes, default=None)
         if least is not None:
             for choices in ways:
@@ -226,7 +232,7 @@ class Search:
             found = self._judged(self.candidate(sizes[at], choices))
             if found is not None and not found.fits:
                 found = self._with_segments(found)
-            if found is not None and not found.fits:
+            if found is not None and not found.fits and found.prediction is not None and not found.is_other:
                 for larger in sizes[:at]:
                     self._exclude(self.candidate(larger, choices), found)
             return found
@@ -234,10 +240,14 @@ class Search:
         first = fits(0)
         if first is None or first.fits or first.prediction is None or len(sizes) == 1:
             return
-        last = fits(len(sizes) - 1)
+        fitting = len(sizes) - 1
+        last = fits(fitting)
+        while last is not None and last.is_other and fitting > 1:  # another training, whatever it needs
+            fitting -= 1
+            last = fits(fitting)
         if last is None or not last.fits:
             return
-        too_large, fitting = 0, len(sizes) - 1
+        too_large = 0
         needs = {0: first.needs_bytes, fitting: last.needs_bytes}
         for _ in range(_MORE_TRACES):
             if fitting - too_large < 2:

@@ -178,9 +178,11 @@ def where(plan: Plan, *, with_code: bool = False) -> str:
 
 
 def start(plan: Plan) -> tuple[str, str] | None:
-    """How a script is started that trains on several GPUs, (in words, the command); None: as ever."""
-    if plan.gpus == 1 or plan.proposed is None:
+    """How a script is started on several GPUs or with DeepSpeed, (in words, the command); None: as ever."""
+    if plan.proposed is None or (plan.gpus == 1 and not plan.needs_launcher):
         return None
+    if plan.gpus == 1:
+        return "DeepSpeed needs a launcher. Start it with:", f"{plan.launch} ARGUMENTS"
     return f"Start it on {plan.gpus} GPUs (with or without DeepSpeed):", f"{plan.launch} ARGUMENTS"
 
 
@@ -197,6 +199,8 @@ def other_batch(plan: Plan) -> str:
 def _to_give(plan: Plan) -> Iterator[str]:
     """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
     least = plan.smallest()
+    if least is not None and least.prediction is not None and least.prediction.peak_phase == "evaluate":
+        yield "The evaluation needs most: give a smaller --per_device_eval_batch_size, and plan again."
     one_by_one = least is not None and least.candidate.micro_batch_size == 1
     larger = _smallest_gpu(least.needs_bytes) if least is not None else ""
     named = (

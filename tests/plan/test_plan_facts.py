@@ -20,6 +20,10 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
@@ -120,6 +124,54 @@ def test_another_micro_batch_is_the_same_training_or_none(
         assert same == pytest.approx(whole, rel=1e-3) and of_batch(divided)[0] != "another method"
 
 
+def test_flags_are_for_what_reads_them() -> None:
+    """Would notice: flags for a script that reads its TrainingArguments from a file, or other arguments alone."""
+    code = (
+        "from hf_memkit.prediction.child import plan_facts as facts; facts.note_parsers()\n"
+        "import dataclasses, json, pathlib, sys; from transformers import HfArgumentParser, TrainingArguments\n"
+        "Other = dataclasses.make_dataclass('Other', [('name', str, 'x')])\n"
+        "HfArgumentParser(Other).parse_args_into_dataclasses()\n"
+        "HfArgumentParser(TrainingArguments).parse_dict({'output_dir': 'out'}); assert not facts._made_parsers\n"
+        "HfArgumentParser((Other, TrainingArguments)).parse_args_into_dataclasses(); print(len(facts._made_parsers))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "1\n", ran.stderr[-500:]
+
+
+class OwnOptimizer(Trainer):  # type: ignore[misc]
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.optim.SGD(self.model.parameters(), 0.1)
+
+
+def experts(**options: Any) -> Any:
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(**shape, num_key_value_heads=2, num_local_experts=2, **SMALL, **options))
+
+
+def opt(dropout: float) -> Any:
+    shape = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return OPTForCausalLM(OPTConfig(**shape, word_embed_proj_dim=16, dropout=dropout, attention_dropout=0.0, **SMALL))
+
+
+def test_what_no_module_shows_is_seen_too(tmp_path: Path) -> None:
+    """Would notice: "same result" beside a loss of experts that is a mean of each micro-batch, dropout that is a
+    function, noise of embeddings; a plan for an optimizer that the script does not use; evaluations without a time."""
+
+    def facts(model: Any, kind: Any = Trainer, evaluated: Any = None, **arguments: Any) -> Any:
+        rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
+        made = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, per_device_eval_batch_size=2, **arguments)
+        return plan_facts(kind(model, made, train_dataset=rows, eval_dataset=evaluated and {"a": rows, "b": rows}))
+
+    assert of_batch(facts(experts()))[0] == of_batch(facts(opt(0.0)))[0] == "same result"
+    assert of_batch(facts(experts(output_router_logits=True)))[0] == "another method"
+    assert of_batch(facts(opt(0.1)))[0] == "nearly the same"
+    assert of_batch(facts(llama(), neftune_noise_alpha=5.0))[0] == "nearly the same"
+    plain, own = facts(llama()), facts(llama(), OwnOptimizer, True, learning_rate=1e-3)
+    assert (plain["own_optimizer"], own["own_optimizer"]) == (False, True)
+    assert own["evaluation_batches"] == 8 and "evaluation_batches" not in plain
+    assert own["schedule"] != plain["schedule"] == facts(llama(), per_device_train_batch_size=4)["schedule"]
+
+
 def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
     """Would notice: setups of another micro-batch, which Trainer refuses."""
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}
@@ -145,7 +197,8 @@ def test_trl_s_parser_is_one_too() -> None:
     code = (
         "from hf_memkit.prediction.child import plan_facts as facts; facts.note_parsers()\n"
         "from trl import SFTConfig, TrlParser; assert not facts._made_parsers\n"
-        "TrlParser((SFTConfig,)); print([each.__name__ for each in facts._made_parsers])"
+        "TrlParser((SFTConfig,)).parse_args_and_config(); print([each.__name__ for each in facts._made_parsers])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, "--use_cpu", "True", "--bf16", "False"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.stdout == "['TrlParser']\n", ran.stderr[-500:]

@@ -95,6 +95,20 @@ def test_the_fastest_that_fits_is_among_what_is_traced(usable: float, best: str)
     assert found.judged[truth.candidate].fits and fastest(found).name == truth.candidate.name == best
 
 
+def test_a_micro_batch_that_is_another_training_says_nothing_of_memory() -> None:
+    """Would notice: "nothing fits" where the smallest micro-batches would train on other batches, with which memory
+    has nothing to do."""
+
+    class Others(Formula):
+        def __call__(self, candidate: SetupCandidate) -> Judged:
+            found = super().__call__(candidate)
+            is_other = candidate.micro_batch_size < 4
+            return replace(found, is_other=True, fits=False, why="other steps") if is_other else found
+
+    found = searched(Others(12.0))
+    assert found.judged[found.candidate(4, (CHECKPOINTING,))].fits
+
+
 def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
     """Would notice: bf16, which halves what rows take, given up because states in 8 bits were not enough."""
     ways = {"checkpointing": [None], "small optimizer": [None, SMALL], "precision": [None, BF16]}

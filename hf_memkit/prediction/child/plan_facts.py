@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from accelerate.utils import HfDeepSpeedConfig
 from torch import nn
-from transformers import HfArgumentParser, PreTrainedModel
+from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
@@ -32,9 +32,17 @@ _FIELDS: Final = (
     "use_liger_kernel", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy",
     "save_steps", "dataloader_drop_last", "deepspeed", "packing", "padding_free", "loss_type",
     "train_sampling_strategy", "average_tokens_across_devices", "eval_accumulation_steps",
-    "torch_empty_cache_steps", "max_length", "auto_find_batch_size", "dataloader_num_workers",
+    "torch_empty_cache_steps", "max_length", "auto_find_batch_size", "dataloader_num_workers", "save_only_model",
+    "load_best_model_at_end",
 )  # fmt: skip
 """Of TrainingArguments and TRL's configs: what candidates change, and what says how long a run is."""
+
+_SCHEDULE: Final = (
+    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
+)  # fmt: skip
+"""Of TrainingArguments: what no candidate changes, though a script may compute it from what one does."""
+
+_LIBRARIES: Final = ("transformers.", "trl.", "sentence_transformers.")
 
 _FREE: Final = ("sentence_transformers.",)
 """Trainers whose losses compare the rows of a batch with one another: a smaller micro-batch is another loss."""
@@ -61,7 +69,12 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "made_at": getattr(trainer, "memkit_made_at", None),
         "adapters": hasattr(model, "peft_config"),
         "quantised": bool(getattr(base, "is_quantized", False)),
-        "own_optimizer": trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None,
+        "own_optimizer": trainer.optimizer is not None
+        or trainer.optimizer_cls_and_kwargs is not None
+        or not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES),
+        "device_map": bool(getattr(base, "hf_device_map", None)),
+        "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
+        "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
         "trained_dtypes": sorted(
             {str(each.dtype).removeprefix("torch.") for each in parameters if each.requires_grad}
         ),
@@ -70,7 +83,8 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "trained_sizes": [each.numel() for each in parameters if each.requires_grad],
         "frozen_sizes": [each.numel() for each in parameters if not each.requires_grad],
         "gradient_bytes": max((each.element_size() for each in parameters if each.requires_grad), default=4),
-        "dropout": any(_drops(each) for each in model.modules()),
+        "dropout": any(_drops(each) for each in model.modules())
+        or bool(getattr(trainer.args, "neftune_noise_alpha", None)),
         "batch_norm": any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
         "mean_of_micro_batches": _is_divided(trainer),
         "loss_func": trainer.compute_loss_func is not None,
@@ -121,22 +135,24 @@ def refused_by_trl(trainer: Any) -> str:
 
 
 _made_parsers: list[type] = []
+"""Those that read TrainingArguments from the command line."""
 
 
 def note_parsers() -> None:
-    """Notes from here on whether the script reads its arguments with HfArgumentParser, TRL's copy of it (trl 1.16.0:
-    scripts/_hf_argparser.py) or a subclass."""
+    """Notes from here on whether the script reads its TrainingArguments from the command line with HfArgumentParser,
+    TRL's copy of it (trl 1.16.0: scripts/_hf_argparser.py) or a subclass; from a file is another thing."""
 
     def watch(module: Any) -> None:
         kind = module.HfArgumentParser
-        plain = kind.__init__
+        plain = kind.parse_args_into_dataclasses
 
         @functools.wraps(plain)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            _made_parsers.append(type(self))
-            plain(self, *args, **kwargs)
+        def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(each, type) and issubclass(each, TrainingArguments) for each in self.dataclass_types):
+                _made_parsers.append(type(self))
+            return plain(self, *args, **kwargs)
 
-        kind.__init__ = init
+        kind.parse_args_into_dataclasses = parse
 
     for name in (HfArgumentParser.__module__, "trl.scripts._hf_argparser"):
         when_imported(name, watch)
@@ -170,6 +186,9 @@ def _is_scaled(trainer: Any, model: Any) -> bool:
     how many tokens the step has, as those of BERT, T5 and BART do, or a `compute_loss` of the user's."""
     if _is_divided(trainer) or getattr(trainer, "loss_is_scaled_for_ga", None):
         return False
+    config = getattr(model, "config", None)
+    if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0):
+        return True  # that loss is a mean of each micro-batch (transformers 5.23.0: `load_balancing_loss_func`)
     own: Any = trainer.compute_loss_func
     if own is None and not type(trainer).compute_loss.__module__.startswith(("transformers.", "trl.")):
         own = type(trainer).compute_loss
@@ -201,11 +220,12 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether it draws in training: dropout, and attention that drops within its kernel."""
+    """Whether it draws in training: dropout, and modules with a share of their own to drop, such as attention that
+    drops within its kernel, OPT's layers (`dropout`), stochastic depth (`drop_prob`, `layerdrop`)."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
-    inner = getattr(module, "attention_dropout", 0.0)
-    return isinstance(inner, float) and inner > 0
+    shares = (each for name, each in vars(module).items() if "drop" in name or "jitter" in name)
+    return any(isinstance(each, float) and each > 0 for each in shares)
 
 
 def _length(trainer: Any) -> dict[str, Any]:
@@ -221,6 +241,7 @@ def _length(trainer: Any) -> dict[str, Any]:
             if has_length(loader):
                 found["rows"] = int(values[2])
     with contextlib.suppress(Exception):
-        if trainer.eval_dataset is not None and not isinstance(trainer.eval_dataset, dict):
-            found["evaluation_batches"] = len(trainer.get_eval_dataloader())
+        sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
+        if None not in sets.values():
+            found["evaluation_batches"] = sum(len(trainer.get_eval_dataloader(each)) for each in sets.values())
     return found
