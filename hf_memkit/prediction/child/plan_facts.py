@@ -21,7 +21,7 @@ from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
-from hf_memkit.prediction.child.pretrained import loaded_at
+from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
 __all__ = ["fixed_by_deepspeed", "needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
@@ -72,7 +72,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "own_optimizer": trainer.optimizer is not None
         or trainer.optimizer_cls_and_kwargs is not None
         or not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES),
-        "device_map": bool(getattr(base, "hf_device_map", None)),
+        "device_map": has_device_map(base),
         "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
         "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
         "trained_dtypes": sorted(

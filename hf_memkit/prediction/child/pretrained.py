@@ -20,15 +20,21 @@ from hf_memkit.prediction.child.adapters import place_of
 from hf_memkit.prediction.child.quantised import quantised, quantizers
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
-__all__ = ["loaded_at", "weights_are_shapes"]
+__all__ = ["has_device_map", "loaded_at", "weights_are_shapes"]
 
 _loaded_at: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_with_device_map: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def loaded_at(model: Any) -> dict[str, Any] | None:
     """The call of the user's in which `from_pretrained` made a model (`adapters.py`, `place_of`), empty where nobody
     knows; None: it was made in another way."""
     return _loaded_at.get(model)
+
+
+def has_device_map(model: Any) -> bool:
+    """Whether `from_pretrained` got a `device_map` for it, also where that is one GPU."""
+    return model in _with_device_map
 
 
 def _users_call() -> dict[str, Any]:
@@ -72,6 +78,8 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
             _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
         _loaded_at[model] = _users_call()
+        if load_config.device_map is not None:
+            _with_device_map.add(model)
         return _loading_info(), None
 
     modeling_utils.get_hf_quantizer = quantizers(modeling_utils.get_hf_quantizer)
