@@ -300,7 +300,7 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
     obstacles = {
         "the model is quantised": facts["quantised"],
         "the script creates its own optimizer": facts["own_optimizer"],
-        "the script loads its model with device_map, which DeepSpeed refuses": facts.get("device_map"),
+        "the script loads its model with device_map, which DeepSpeed refuses": facts["device_map"],
         "Trainer refuses auto_find_batch_size with it": facts["arguments"].get("auto_find_batch_size"),
     }
     if why := next((each for each, is_there in obstacles.items() if is_there), ""):

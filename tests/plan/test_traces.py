@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPT2Config
 
 from hf_memkit.errors import ScriptFailed
 from hf_memkit.hardware import described_machine
+from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.planning import plan_script
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.trace import Trace
@@ -101,6 +103,29 @@ def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
         eager = content(made.of(Overrides({}, {"attn_implementation": "eager"})))
         assert eager["about"]["plan"]["attention"] == "eager"
         assert content(made.of(Overrides()))["about"]["plan"]["attention"] == "sdpa"
+
+
+def test_a_device_map_is_seen_and_no_engine_is_proposed_beside_it(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Would notice: ZeRO-3 on the first line of a script whose `from_pretrained` DeepSpeed then refuses."""
+    model = tmp_path_factory.mktemp("model")
+    GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=1000, n_positions=64).save_pretrained(model)
+    for options in ("", ', device_map="auto"'):
+        made = f'AutoModelForCausalLM.from_pretrained("{model}"{options})'
+        source = SCRIPT.replace("GPT2LMHeadModel(config)", made)
+        (folder / "train.py").write_text(
+            source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,")
+        )
+        with traces(*OWN) as started:
+            started.start()
+            found = content(started.of(Overrides()))["about"]["plan"]
+        left_out: dict[str, str] = {}
+        machine = described_machine("T4", None, None, None)
+        choices_for({**found, "trained_dtypes": ["bfloat16"]}, machine, {}, gpus=1, left_out=left_out)
+        assert found["device_map"] is bool(options) and ("device_map" in left_out.get("DeepSpeed", "")) is bool(
+            options
+        )
 
 
 def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) -> None:
