@@ -107,6 +107,8 @@ def test_a_micro_batch_that_is_another_training_says_nothing_of_memory() -> None
 
     found = searched(Others(12.0))
     assert found.judged[found.candidate(4, (CHECKPOINTING,))].fits
+    others = {each.candidate.name for each in found.judged.values() if each.is_other}
+    assert others and found.excluded and not others & set(found.excluded.values())
 
 
 def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
