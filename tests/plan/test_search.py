@@ -97,7 +97,7 @@ def test_the_fastest_that_fits_is_among_what_is_traced(usable: float, best: str)
 
 def test_a_micro_batch_that_is_another_training_says_nothing_of_memory() -> None:
     """Would notice: "nothing fits" where the smallest micro-batches would train on other batches, with which memory
-    has nothing to do."""
+    has nothing to do; larger ones that "cannot fit" because the smallest was refused."""
 
     class Others(Formula):
         def __call__(self, candidate: SetupCandidate) -> Judged:
@@ -107,8 +107,15 @@ def test_a_micro_batch_that_is_another_training_says_nothing_of_memory() -> None
 
     found = searched(Others(12.0))
     assert found.judged[found.candidate(4, (CHECKPOINTING,))].fits
-    others = {each.candidate.name for each in found.judged.values() if each.is_other}
-    assert others and found.excluded and not others & set(found.excluded.values())
+
+    class Refused(Formula):
+        def __call__(self, candidate: SetupCandidate) -> Judged:
+            found = super().__call__(candidate)
+            return Judged(candidate, why="refused") if candidate.micro_batch_size == 1 else found
+
+    found = searched(Refused(12.0))
+    refused = {each.candidate.name for each in found.judged.values() if each.prediction is None}
+    assert refused and not refused & set(found.excluded.values())
 
 
 def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
