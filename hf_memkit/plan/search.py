@@ -242,7 +242,8 @@ class Search:
             return
         fitting = len(sizes) - 1
         last = fits(fitting)
-        while last is not None and last.is_other and fitting > 1:  # another training, whatever it needs
+        # Another training, or one that the script refuses (batch normalisation of one row): neither tells what fits.
+        while last is not None and (last.is_other or last.prediction is None) and fitting > 1:
             fitting -= 1
             last = fits(fitting)
         if last is None or not last.fits:
