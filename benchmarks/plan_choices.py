@@ -79,12 +79,11 @@ _FURTHER: Final = (
 _CAPS_GIB: Final = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80)
 
 DECIDED_LATER: Final = (
-    "Where memory is not modelled and several setups are within the noise, each counts by its share; before, the "
-    "fastest by however little was taken, and the groups of two RTX 3090 looked right by leads below 1 %.",
+    "Where several setups are within the noise, each counts by its share, as a plan takes the one that changes the "
+    "script least. Before, the fastest by however little was taken: that hid what groups of two RTX 3090 and three of "
+    "santacoder's QLoRA lose.",
     "The machine with eight A100 has the cores of a server, not of a desktop: only the times of Adam in RAM changed, "
     "and no choice.",
-    "Of setups within the noise a plan takes the fastest, where it took the leanest: santacoder's QLoRA lost 6.5 % by "
-    "that, three times.",
     "RAM that nobody measured was as fast as copies count, and Adam on the host updates in place: 1.5 times that.",
     "FSDP's hooks and QLoRA without an upcast, as in plan_speed.py.",
     "Under DeepSpeed before 0.19.4 and outside zero.Init, linear layers hold what ZeRO-3 gathers: 13 GiB of "

@@ -45,8 +45,9 @@ class Setup:
 
 
 def planned(setups: Sequence[Setup], cap_gib: float | None) -> list[Setup]:
-    """What a plan chooses: of the setups whose predicted memory is within the cap the fastest. Where memory is not
-    modelled, all within the noise of that: a lead that small is luck. Where none fits, none.
+    """What a plan chooses from: of the setups whose predicted memory is within the cap the fastest, and all within the
+    noise of it: a plan takes the one of these that changes the user's script least (`hf_memkit/plan/plan.py`), and
+    published rows have no script. Where none fits, none.
 
     Args:
         setups: of a group.
@@ -57,8 +58,7 @@ def planned(setups: Sequence[Setup], cap_gib: float | None) -> list[Setup]:
     else:
         fitting = [each for each in setups if (each.speed is not None if each.fits is None else each.fits)]
     fastest = max((each.predicted_speed for each in fitting), default=0.0)
-    near = [each for each in fitting if each.predicted_speed >= (1 - NOISE) * fastest]
-    return [each for each in near if each.predicted_gib is None or each.predicted_speed == fastest]
+    return [each for each in fitting if each.predicted_speed >= (1 - NOISE) * fastest]
 
 
 def _largest(setups: Sequence[Setup]) -> list[Setup]:

@@ -106,9 +106,9 @@ class SetupCandidate:
         """What has to be changed in the script by hand; empty: nothing."""
         return "\n".join(each.code for each in self.choices if each.code)
 
-    def without(self, slot: str) -> tuple[Alternative, ...]:
-        """Its choices but the one of this slot."""
-        return tuple(each for each in self.choices if each.slot != slot)
+    def without(self, *slots: str) -> tuple[Alternative, ...]:
+        """Its choices but those of these slots."""
+        return tuple(each for each in self.choices if each.slot not in slots)
 
     def _of(self, section: str) -> dict[str, Any]:
         found: dict[str, Any] = {}

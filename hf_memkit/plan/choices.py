@@ -26,17 +26,22 @@ __all__ = [
     "ADAPTERS",
     "IN_NO_PLAN",
     "ON_DISK",
+    "ROWS_COMPARED",
     "LeftOut",
     "choices_for",
     "micro_batches",
     "of_batch",
     "refused",
+    "smaller_evaluation",
     "undivided",
     "wrong_sequences",
 ]
 
 ADAPTERS: Final = {"lora": "LoRA", "qlora": "QLoRA"}
 """Methods that `--also` takes besides optimizers, and what a setup with one is called."""
+
+ROWS_COMPARED: Final = "the loss compares the rows of a micro-batch with one another"
+"""Why the micro-batch stays as it is."""
 
 LeftOut = dict[str, str]
 """Name of a choice → why no setup has it."""
@@ -127,6 +132,19 @@ def choices_for(
     return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
 
 
+def smaller_evaluation(facts: Mapping[str, Any], micro_batch: int) -> Alternative | None:
+    """Evaluations in batches of a micro-batch or less, whose predictions do not stay on the GPU; None: they are
+    already so."""
+    own = facts["arguments"].get("per_device_eval_batch_size") or 1
+    size = micro_batch if micro_batch < own else 1
+    settings: dict[str, Any] = {"arguments.per_device_eval_batch_size": size} if size < own else {}
+    said = [f"evaluation batch {size}"] if settings else []
+    if facts["keeps_predictions"]:
+        settings["arguments.eval_accumulation_steps"] = 1
+        said.append("predictions in RAM")
+    return Alternative("evaluation", ", ".join(said), settings) if settings else None
+
+
 def micro_batches(sequences: int) -> list[int]:
     """The sizes of a micro-batch that divide what one GPU takes in an optimizer step, the largest first."""
     return [size for size in range(sequences, 0, -1) if sequences % size == 0]
@@ -144,7 +162,7 @@ def wrong_sequences(sequences: int, gpus: int) -> str:
 def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     """What another micro-batch does to the result: (group, in words)."""
     if facts["rows_compared"]:
-        return "another method", "the loss compares the rows of a micro-batch with one another"
+        return "another method", ROWS_COMPARED
     if facts["scaled_by_accumulation"]:
         return "another method", undivided(facts)
     if facts["fixed_by_deepspeed"]:

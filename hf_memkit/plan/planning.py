@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -26,10 +27,12 @@ from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import (
     ADAPTERS,
     ON_DISK,
+    ROWS_COMPARED,
     LeftOut,
     choices_for,
     of_batch,
     refused,
+    smaller_evaluation,
     undivided,
     wrong_sequences,
 )
@@ -270,7 +273,8 @@ def _search(
     per_gpu, (group, why) = _asked_for(sequences, facts) // judge.gpus, of_batch(facts)
     if group == "another method":
         left_out["another micro-batch"] = why
-    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit_s, judge.end, per_gpu)
+    evaluation = functools.partial(smaller_evaluation, facts)
+    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit_s, judge.end, evaluation, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
@@ -356,7 +360,9 @@ def _about_variant(machine: Machine) -> Iterator[str]:
 def _what_differs(other: Judged, own: Judged) -> str:
     """The name of what makes it another training: its micro-batch, by the steps that it comes to, or a choice."""
     candidate = other.candidate
-    if (other.facts or {}).get("steps") != (own.facts or {}).get("steps") or not candidate.choices:
+    if other.why == ROWS_COMPARED:
+        return "another micro-batch"
+    if _steps(other.facts or {}) != _steps(own.facts or {}) or not candidate.choices:
         return f"{candidate.micro_batch_size} × {candidate.accumulation}"
     return candidate.choices[-1].name
 
@@ -392,7 +398,7 @@ class _Judge:
     environment: dict[str, str]
     pricing: Pricing
     ram_is_given: bool
-    steps: tuple[int | None, int | None] = (None, None)
+    steps: tuple[int | None, ...] = ()
     rows_digest: str | None = None
     schedule: Sequence[str] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -412,6 +418,8 @@ class _Judge:
     def first_of(self, candidate: SetupCandidate) -> Judged:
         """The script with another batch: all others are held to as many steps as it makes."""
         found = self._tried(candidate)
+        if self._compares_rows(found):
+            raise InputError(f"--sequences-per-step: {ROWS_COMPARED}; change the batch in the script, then plan again")
         if found.facts is not None:
             self.steps, self.schedule = _steps(found.facts), found.facts.get("schedule")
         return found
@@ -438,17 +446,27 @@ class _Judge:
         facts = found.facts
         steps, why = _steps(facts), ""
         if steps != self.steps:
-            per = "" if steps[0] != self.steps[0] else " an epoch"
-            made, own = (each[1 if per else 0] for each in (steps, self.steps))
-            why = f"{made} optimizer steps{per} instead of {own}: the last batch of an epoch differs"
+            made, own, what = next(
+                each for each in zip(steps, self.steps, _LENGTHS, strict=True) if each[0] != each[1]
+            )
+            counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
+            why = f"{counted}the last batch of an epoch differs"
         elif facts.get("schedule") != self.schedule:
             why = "the script computes its learning rate, or another of its arguments, from what this changes"
+        elif self._compares_rows(found):
+            why = ROWS_COMPARED
         elif facts.get("rows_digest") != self.rows_digest:
             why = "it changes the rows of the training data"
         attention = candidate.overrides.model.get("attn_implementation")
         if attention not in (None, facts.get("attention")):
             why = f"no option sets the attention of the script's model, which stays {facts['attention']}"
         return replace(found, fits=False, why=why, is_other=True) if why else found
+
+    def _compares_rows(self, found: Judged) -> bool:
+        """Whether both it and the script, in another micro-batch, multiply its rows with one another."""
+        of_two = found.facts or {}, self.facts
+        sizes = {each["arguments"]["per_device_train_batch_size"] for each in of_two if each}
+        return len(sizes) == 2 and bool(_between_rows(of_two[0]) & _between_rows(of_two[1]))
 
     def end(self) -> None:
         """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""
@@ -465,9 +483,15 @@ class _Judge:
         ).result()  # fmt: skip
 
 
-def _steps(facts: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Optimizer steps, of the run and of an epoch."""
-    return facts.get("steps"), facts.get("steps_an_epoch")
+_LENGTHS: Final = ("optimizer steps", "optimizer steps an epoch", "rows an epoch")
+
+
+def _steps(facts: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """`_LENGTHS` of a run; those of an epoch count for one that reaches the end of it."""
+    steps, an_epoch = facts.get("steps"), facts.get("steps_an_epoch")
+    if steps is not None and an_epoch is not None and steps < an_epoch:
+        return steps, None, None
+    return steps, an_epoch, facts.get("rows_an_epoch")
 
 
 def _of_trace(
@@ -492,10 +516,25 @@ def _of_trace(
     config = (about.get("deepspeed") or {}).get("config", {})
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     found = judged(candidate, prediction, machine, facts=about["plan"], steps_on_cpu=on_cpu)
-    work = ran.content["trace"].get("work")
-    if work is None or ran.device != "cuda":
+    if ran.content["trace"].get("work") is None or ran.device != "cuda":
         return found
-    return priced(found, Work.from_json(work), about, pricing, gpus=gpus, accumulation=about["accumulation"])
+    work = Work.from_json(ran.content["trace"]["work"])
+    found = replace(found, facts={**about["plan"], "square_products": _square_products(work)})
+    return priced(found, work, about, pricing, gpus=gpus, accumulation=about["accumulation"])
+
+
+def _square_products(work: Work) -> tuple[tuple[int, int], ...]:
+    """(rows and columns, summed dimension) of products with as many rows as columns, each of them once."""
+    shapes = {each.shape for each in work.operations if each.kind == "matmul" and len(each.shape) == 4}
+    return tuple(sorted((m, k) for batch, m, n, k in shapes if batch == 1 and m == n))
+
+
+def _between_rows(facts: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """Of a trace's square products those whose sides are the rows of a micro-batch, or two to four times as many
+    (anchors beside their pairs): (times, summed dimension). One trace may have one by chance, such as a classifier of
+    as many classes; traces of two micro-batches have the same one only if rows are compared."""
+    rows = facts["arguments"]["per_device_train_batch_size"]
+    return {(times, k) for m, k in facts.get("square_products", ()) for times in range(1, 5) if m == times * rows}
 
 
 def _pool() -> ProcessPoolExecutor:

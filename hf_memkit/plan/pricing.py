@@ -174,7 +174,7 @@ def priced(
     tokens = about["tokens"].get(kind)
     if mean := about.get("mean", {}).get(kind):  # steps of a run are as long as its batches on average
         share, of_tokens = mean
-        step, tokens = _times(step, share), tokens and tokens * of_tokens
+        step, tokens = _times(step, share, accumulation), tokens and tokens * of_tokens
     forward_s = step.forward_s
     step = _with_paging(
         _with_others(step, judged, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
@@ -193,12 +193,20 @@ def priced(
     )
 
 
-def _times(step: StepTime, share: float) -> StepTime:
-    """A step whose batches have so many times the tokens; its optimizer takes as long."""
+def _times(step: StepTime, share: float, micro_batches: int) -> StepTime:
+    """A step whose batches have so many times the tokens; its optimizer takes as long, and so does the clipping, which
+    phase backward has in it."""
     low, middle, high = (step.optimizer_s + share * max(0.0, each - step.optimizer_s) for each in step.seconds)
+    stays = {"backward": step.by_phase.get("backward", 0.0) - micro_batches * step.backward_s, "optimizer": math.inf}
+    by_phase = {
+        phase: least + share * (each - least)
+        for phase, each in step.by_phase.items()
+        for least in (min(each, max(0.0, stays.get(phase, 0.0))),)
+    }
     return replace(
-        step, seconds=(low, middle, high), forward_s=share * step.forward_s, backward_s=share * step.backward_s
-    )
+        step, seconds=(low, middle, high), by_phase=by_phase, forward_s=share * step.forward_s,
+        backward_s=share * step.backward_s,
+    )  # fmt: skip
 
 
 def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing) -> StepTime:

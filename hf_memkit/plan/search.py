@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hf_memkit.plan.candidate import Alternative, Group, SetupCandidate
-from hf_memkit.plan.choices import micro_batches
+from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
 from hf_memkit.plan.judged import Judged
 
 __all__ = ["LIMIT_S", "Search"]
@@ -47,6 +47,7 @@ class Search:
         said: is told of each candidate that is judged.
         limit_s: after how many seconds nothing more is begun.
         end: ends what is being judged; called from the main thread, after Ctrl-C.
+        evaluation: for a micro-batch, what makes evaluations need less; None: nothing does.
         per_gpu: sequences of one GPU in an optimizer step, in the place of the script's; 0: those.
 
     Attributes:
@@ -63,6 +64,7 @@ class Search:
     said: Callable[[Judged], None] = lambda _: None
     limit_s: float = LIMIT_S
     end: Callable[[], None] = lambda: None
+    evaluation: Callable[[int], Alternative | None] = lambda _: None
     per_gpu: int = 0
     judged: dict[SetupCandidate, Judged] = field(default_factory=dict)
     excluded: dict[SetupCandidate, str] = field(default_factory=dict)
@@ -162,6 +164,17 @@ class Search:
             _way(*free, losses[-1], saved, precision, each)
             for each in methods for precision in (None, *precise[-1:]) for saved in _ends(checkpointing)
         ]  # fmt: skip
+        # With room left beside an engine that is worth it, less need be recomputed.
+        if (engine := self._engine_to_refine()) is not None:
+            yield [_way(losses[-1], saved, engine) for saved in checkpointing[:-1]]
+
+    def _engine_to_refine(self) -> Alternative | None:
+        """That of the fastest setup with the same result, if it has one; None: it has none, or no time."""
+        timed = [each for each in self.judged.values() if each.fits and each.is_priced]
+        same = [each for each in timed if each.candidate.group == "same result"]
+        best = min(same, key=lambda each: each.seconds or 0.0, default=None)
+        slots = {each.slot: each for each in best.candidate.choices} if best is not None else {}
+        return slots.get("engine")
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
         return any(each.fits for each in self.judged.values() if self._is(each, choices))
@@ -181,7 +194,7 @@ class Search:
 
     @staticmethod
     def _is(judged: Judged, choices: tuple[Alternative, ...]) -> bool:
-        return judged.candidate.without("allocator") == choices
+        return judged.candidate.without("allocator", "evaluation") == choices
 
     def _exclude_ways(self, ways: Sequence[tuple[Alternative, ...]], leanest: tuple[Alternative, ...]) -> None:
         """What needs at least as much as a way that fits with no micro-batch."""
@@ -231,13 +244,15 @@ class Search:
         def fits(at: int) -> Judged | None:
             found = self._judged(self.candidate(sizes[at], choices))
             if found is not None and not found.fits:
-                found = self._with_segments(found)
+                found = self._with_segments(self._with_smaller_evaluation(found))
             if found is not None and not found.fits and found.prediction is not None and not found.is_other:
                 for larger in sizes[:at]:
                     self._exclude(self.candidate(larger, choices), found)
             return found
 
         first = fits(0)
+        if self._sizes() != sizes:  # it has turned out that there is only one
+            return self._largest_that_fits(choices)
         if first is None or first.fits or first.prediction is None or len(sizes) == 1:
             return
         fitting = len(sizes) - 1
@@ -262,6 +277,17 @@ class Search:
                 fitting = at
             else:
                 too_large = at
+
+    def _with_smaller_evaluation(self, judged: Judged) -> Judged:
+        """With other evaluations, where they are what does not fit: training is the same."""
+        if judged.prediction is None or judged.prediction.peak_phase != "evaluate":
+            return judged
+        candidate = judged.candidate
+        smaller = self.evaluation(candidate.micro_batch_size)
+        if smaller is None:
+            return judged
+        other = self._judged(self.candidate(candidate.micro_batch_size, (*candidate.choices, smaller)))
+        return other if other is not None and other.prediction is not None else judged
 
     def _with_segments(self, judged: Judged) -> Judged:
         """With another setting of the allocator, where it is what the allocator reserves beyond its need that does not
@@ -312,6 +338,8 @@ class Search:
         with self._lock:
             self.judged[candidate] = found
             self.excluded.pop(candidate, None)
+            if found.is_other and found.why == ROWS_COMPARED:
+                self.batch = ("another method", found.why)
         self.said(found)
         return found
 

@@ -200,7 +200,7 @@ def _to_give(plan: Plan) -> Iterator[str]:
     """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
     least = plan.smallest()
     if least is not None and least.prediction is not None and least.prediction.peak_phase == "evaluate":
-        yield "The evaluation needs most: give a smaller --per_device_eval_batch_size, and plan again."
+        yield "The evaluation needs most: use shorter rows in it."
     one_by_one = least is not None and least.candidate.micro_batch_size == 1
     larger = _smallest_gpu(least.needs_bytes) if least is not None else ""
     named = (

@@ -111,6 +111,21 @@ def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFix
     assert "--sequences-per-step 100: the script trains on 64 rows" in capsys.readouterr().err
 
 
+def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: "nothing fits" where only the evaluation is too large, whose batch changes no training."""
+    evaluated = "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
+    (folder / "train.py").write_text(TINY.replace("train_dataset=rows", evaluated))
+    own = [*OWN[:-3], "2", "--max_steps", "4", "--eval_strategy", "epoch", "--per_device_eval_batch_size", "64"]
+    assert main(["plan", "train.py", "--gpu", "T4", "--gpu-memory", "1200MB", "--limit", "10", "--json", *own]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best = next(each for each in found["setups"] if each["name"] == found["best"])
+    assert best["group"] == "same result" and "evaluation batch" in best["name"]
+    assert best["overrides"]["arguments"]["eval_accumulation_steps"] == 1, "64 rows of logits are 655 MB"
+    assert best["overrides"]["arguments"]["per_device_eval_batch_size"] == 2
+
+
 def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: 0 where there is no setup, a plan file for one that does not fit, no word of what is missing."""
     options = ["--gpu", "T4", "--gpu-memory", "600MB", "--limit", "0", "--write", "plan.yaml"]

@@ -172,6 +172,16 @@ def test_what_no_module_shows_is_seen_too(tmp_path: Path) -> None:
     assert own["schedule"] != plain["schedule"] == facts(llama(), per_device_train_batch_size=4)["schedule"]
 
 
+@pytest.mark.parametrize("drops", [False, True])
+def test_the_rows_of_an_epoch_are_those_that_are_trained_on(drops: bool, tmp_path: Path) -> None:
+    """Would notice: a smaller micro-batch that drops fewer of the last rows, in as many steps."""
+    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 125
+    options = {"report_to": [], "use_cpu": True, "gradient_accumulation_steps": 2, "dataloader_drop_last": drops}
+    trainer = Trainer(llama(), TrainingArguments(str(tmp_path), **options), train_dataset=rows)
+    taken = sum(len(batch["input_ids"]) for batch in trainer.get_train_dataloader())
+    assert plan_facts(trainer)["rows_an_epoch"] == taken == (120 if drops else 125)
+
+
 def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
     """Would notice: setups of another micro-batch, which Trainer refuses."""
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}

@@ -151,6 +151,9 @@ def test_the_same_tokens_in_less_memory_and_time(found: Found) -> None:
     assert own.facts is not None and 0.3 < own.facts["padding"] < 0.6
     assert free.facts is not None and free.facts["attention"] == "flash_attention_2" and free.facts["padding_free"]
     mean = sum(32 + 97 * n % 900 for n in range(64)) / 64
+    for each in (own, free):
+        assert each.step_time is not None
+        assert sum(each.step_time.by_phase.values()) == pytest.approx(each.seconds, rel=1e-3), "of average batches"
     assert own.tokens == pytest.approx(8 * mean, rel=0.05) and free.tokens == pytest.approx(8 * mean, rel=0.05)
     assert own.prediction is not None and free.prediction is not None and free.fits
     held = own.prediction.categories["activations"], free.prediction.categories["activations"]

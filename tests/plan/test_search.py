@@ -95,6 +95,13 @@ def test_the_fastest_that_fits_is_among_what_is_traced(usable: float, best: str)
     assert found.judged[truth.candidate].fits and fastest(found).name == truth.candidate.name == best
 
 
+def test_beside_an_engine_less_is_recomputed_where_there_is_room() -> None:
+    """Would notice: offloading with full checkpointing only, where without it the whole batch fits and is faster."""
+    ways = {**WAYS, "small optimizer": [None]}
+    found = searched(Formula(38.0, fixed=60.0, row=1.0), ways=ways)
+    assert fastest(found).choices == (OFFLOAD,) and fastest(found).micro_batch_size == 16
+
+
 def test_a_micro_batch_that_is_another_training_says_nothing_of_memory() -> None:
     """Would notice: "nothing fits" where the smallest micro-batches would train on other batches, with which memory
     has nothing to do; or where the script refuses the smallest."""

@@ -141,6 +141,61 @@ def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) 
     assert others and all("4 optimizer steps instead of 3" in why for why in others.values())
 
 
+PAIRS = """
+import torch
+from torch import nn
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+
+
+class Model(nn.Module):
+    def __init__(self, compares):
+        super().__init__()
+        self.table, self.head, self.compares = nn.Embedding(1000, 64), nn.Linear(64, 8), compares
+
+    def forward(self, input_ids, labels):
+        rows = self.table(input_ids).mean(1)
+        if self.compares:  # each row with its own pair, beside those of all other rows
+            scores, labels = rows @ self.table(input_ids.flip(1)).sum(1).T, torch.arange(len(rows), device=rows.device)
+        else:
+            scores = self.head(rows)
+        return {"loss": nn.functional.cross_entropy(scores, labels)}
+
+
+rows = [{"input_ids": torch.arange(16), "labels": 1}] * 60
+Trainer(Model(COMPARES), args, train_dataset=rows).train()
+"""
+"""With eight classes and micro-batches of eight, both have a product of eight rows and columns."""
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares: bool) -> None:
+    """Would notice: a contrastive loss of the user's own in smaller micro-batches, which is another loss; a classifier
+    that is held fast because it has as many classes as rows."""
+    (folder / "train.py").write_text(PAIRS.replace("COMPARES", str(compares)))
+    script = UserScript.found("train.py", ("--output_dir", "out", "--per_device_train_batch_size", "8"))
+    found = plan_script(script, described_machine("T4", None, None, None))
+    sizes = {each.candidate.micro_batch_size for each in found.compared}
+    if compares:
+        assert sizes == {8} and len(found.compared) > 1
+        assert "rows" in found.left_out["another micro-batch"]
+    else:
+        assert sizes > {8} and "another micro-batch" not in found.left_out
+
+
+def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
+    """100 rows on two GPUs, 8 each: 112 with those that are taken again to fill the last batch; with 16 each 128, in
+    as many steps. Would notice: "same result" for an epoch of other rows."""
+    (folder / "train.py").write_text(SCRIPT.replace("* 30", "* 100"))
+    for more, differs in (((), True), (("--max_steps", "2"), False)):
+        script = UserScript.found("train.py", (*OWN, "--gradient_accumulation_steps", "2", *more))
+        found = plan_script(script, described_machine("T4", None, None, None), gpus=2, limit_s=1)
+        assert found.own.facts is not None and found.own.facts["rows_an_epoch"] == 112
+        assert ("128 rows an epoch instead of 112" in found.left_out.get("16 × 1", "")) is differs, found.left_out
+        assert any(each.candidate.micro_batch_size == 16 for each in found.traced) is not differs, "no epoch ends"
+
+
 def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:
     """Would notice: a plan that waits for ever for a Trainer that is never made."""
     (folder / "looks").touch()

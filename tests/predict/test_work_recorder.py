@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Final
 import pytest
 
 from hf_memkit.models import describe
+from hf_memkit.prediction.child import libraries
 from hf_memkit.prediction.child.work_recorder import NOT_TOLD
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import TraceRequest
@@ -119,6 +121,35 @@ def test_liger_kernels_have_rows(worker: Worker, models: dict[str, Path]) -> Non
     rows = {each.name: each for each in work.operations if each.name.startswith("triton.")}
     assert len(rows) >= 4  # norm, activation, rotation, loss
     assert all(each.kind == "memory" and each.moved_bytes for each in rows.values())
+
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def multiply(a, b):
+    return tl.dot(a, b)
+
+@triton.jit
+def adds(a, b):
+    tl.store(b, tl.load(a) + 1)  # not tl.dot(a, b)
+
+@triton.autotune([triton.Config({})], key=[])
+@triton.jit
+def attends(a, b):
+    tl.store(b, multiply(tl.load(a), tl.load(b)))
+"""
+
+
+def test_a_user_s_kernel_with_products_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect: a kernel that computes attention costs what its bytes do, and a setup with it comes first."""
+    pytest.importorskip("triton")
+    (tmp_path / "users_kernels.py").write_text(KERNELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kernels = importlib.import_module("users_kernels")
+    assert not libraries._multiplies(libraries._kernel(kernels.adds))
+    assert libraries._multiplies(libraries._kernel(kernels.attends)), "in a function that it calls"
 
 
 def test_trls_head_has_rows(worker: Worker) -> None:

@@ -5,6 +5,7 @@ Each is installed before the case, in the child process only, and where the setu
 | library | rule |
 |---|---|
 | Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
+| Triton kernels with products | as these, and their time is unknown |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
 | bitsandbytes, 8 bits | a few columns of its inputs are outliers |
 | bitsandbytes and torchao, quantised weights | `quantised.py`, for setups `models.py` |
@@ -19,6 +20,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -200,17 +203,40 @@ def _kernels_are_not_launched() -> None:
     torch.tensor = tensor  # type: ignore[assignment]
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        launched(f"triton.{_kernel_name(self)}", (*args, *kwargs.values()))
+        kernel = _kernel(self)
+        kind = "unknown" if _multiplies(kernel) else "memory"
+        launched(f"triton.{getattr(kernel, '__name__', 'kernel')}", (*args, *kwargs.values()), kind=kind)
 
     for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
         kind.run = run
 
 
-def _kernel_name(kernel: Any) -> str:
-    """Of a Triton function, below autotuning and heuristics."""
+def _kernel(kernel: Any) -> Any:
+    """The Python function of a Triton kernel, below autotuning and heuristics."""
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
-    return str(getattr(kernel, "__name__", "kernel"))
+    return kernel
+
+
+@functools.cache
+def _multiplies(function: Any) -> bool:
+    """Whether a kernel, or a Triton function that it may call, has products of tiles (`tl.dot`): its bytes alone do
+    not say how long it takes, and its FLOPs are in no argument."""
+    from triton.runtime.jit import JITFunction
+
+    try:
+        lines = inspect.getsource(function).splitlines()
+    except (OSError, TypeError):
+        return True
+    code = "\n".join(line.partition("#")[0] for line in lines)
+    if _PRODUCT.search(code):
+        return True
+    names = set(re.findall(r"\w+", code)) - {function.__name__}
+    others = (getattr(function, "__globals__", {}).get(name) for name in names)
+    return any(_multiplies(_kernel(each)) for each in others if isinstance(each, JITFunction))
+
+
+_PRODUCT: Final = re.compile(r"\bdot(?:_scaled)?\(")
 
 
 def _bitsandbytes_optimizers() -> None:

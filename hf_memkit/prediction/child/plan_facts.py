@@ -21,6 +21,7 @@ from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
+from hf_memkit.prediction.child.evaluations import keeps_predictions
 from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
@@ -74,6 +75,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         or not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES),
         "device_map": has_device_map(base),
         "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
+        "keeps_predictions": keeps_predictions(trainer),
         "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
         "trained_dtypes": sorted(
             {str(each.dtype).removeprefix("torch.") for each in parameters if each.requires_grad}
@@ -228,6 +230,16 @@ def _drops(module: nn.Module) -> bool:
     return any(isinstance(each, float) and each > 0 for each in shares)
 
 
+def _rows_an_epoch(trainer: Any, loader: Any, rows: int) -> int:
+    """Which all GPUs take together: without those of a last batch that is dropped; where it is not, several GPUs take
+    some rows again until each has a whole one (accelerate 1.15: data_loader.py, `BatchSamplerShard`)."""
+    arguments = trainer.args
+    fills = arguments.world_size > 1 and getattr(trainer.accelerator, "even_batches", True)
+    if arguments.dataloader_drop_last or fills:
+        return int(len(loader) * arguments.train_batch_size * arguments.world_size)
+    return rows
+
+
 def _length(trainer: Any) -> dict[str, Any]:
     """How many optimizer steps, sequences, evaluations and saves the run has; without those that nobody can tell."""
     found: dict[str, Any] = {}
@@ -240,6 +252,7 @@ def _length(trainer: Any) -> dict[str, Any]:
             found["steps_an_epoch"] = int(values[1])
             if has_length(loader):
                 found["rows"] = int(values[2])
+                found["rows_an_epoch"] = _rows_an_epoch(trainer, loader, found["rows"])
     with contextlib.suppress(Exception):
         sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
         if None not in sets.values():
