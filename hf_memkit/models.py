@@ -10,6 +10,8 @@ import contextlib
 import gc
 import json
 import os
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -298,9 +300,7 @@ def describe(
         except InputError:
             raise
         except Exception as error:  # config classes raise whatever they like at a wrong value
-            in_one_line = " ".join(str(error).split())[:200]  # the first line alone can be a heading
-            kind = "causal language model" if causal else f"model for {auto_class.removeprefix('AutoModelFor')}"
-            raise InputError(f"model {name!r}: cannot build a {kind} from its config: {in_one_line}") from None
+            raise InputError(f"model {name!r}: {_why_not_built(error, auto_class)}") from None
     decayed_names = _decayed_names(model)
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)
@@ -322,6 +322,16 @@ def describe(
         batch_norms=sum("BatchNorm" in type(module).__name__ for module in model.modules()),
         model_class=None if causal else type(model).__name__,
     )
+
+
+def _why_not_built(error: Exception, auto_class: str) -> str:
+    """What transformers says of a config from which it makes no model, and what to do."""
+    kind = "causal language model" if auto_class == _CAUSAL else f"model for {auto_class.removeprefix('AutoModelFor')}"
+    whole = " ".join(str(error).split())  # the first line alone can be a heading
+    if found := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", whole):  # then all that it knows
+        return f"transformers has no {kind} for a {found[1]}. Give a model that {auto_class} loads"
+    said = f"unknown value {whole}" if isinstance(error, KeyError) else textwrap.shorten(whole, 300, placeholder=" …")
+    return f"cannot build a {kind} from its config: {said.rstrip('.')}. Correct that value, or give another model"
 
 
 def _linears(model: Any) -> tuple[Linear, ...]:

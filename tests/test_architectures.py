@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hf_memkit.architectures import ARCHITECTURES, built_in
@@ -43,3 +46,18 @@ def test_groups_are_those_of_trainer_s_optimizer() -> None:
         expected = [[p.numel() for n, p in named if (n in decayed) is wanted] for wanted in (True, False)]
         facts = describe(name, ARCHITECTURES[name].config, use_hub=False)
         assert [list(group) for group in facts.groups] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "vit"}, "no causal language model for a ViTConfig. Give a model"),
+        ({"model_type": "llama", "hidden_act": "nope", "num_hidden_layers": 1}, "unknown value 'nope'"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_told_whole(tmp_path: Path, values: dict[str, object], words: str) -> None:
+    """Would notice: a list of all of transformers' configs, cut in the middle of a name."""
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError) as caught:
+        describe(str(tmp_path), use_hub=False)
+    assert words in str(caught.value) and len(str(caught.value).replace(str(tmp_path), "")) < 600

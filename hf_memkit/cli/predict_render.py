@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hf_memkit.setup import Setup
 
 __all__ = [
-    "accumulated", "advice", "answer", "basis", "brief", "changes", "gpus_of", "page", "peak", "show", "sizes",
-    "tables", "title_of", "view", "warnings",
+    "accumulated", "advice", "answer", "basis", "brief", "changes", "gpus_of", "of_variant", "page", "peak", "show",
+    "sizes", "tables", "title_of", "view", "warnings",
 ]  # fmt: skip
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -40,6 +40,7 @@ _LONGEST_NOTE: Final = 300
 
 _SMALLER: Final = {
     "variant": "a smaller --sequence-length",
+    "variant of images": "a smaller per_device_train_batch_size (--set)",
     "script": "a smaller per_device_train_batch_size or shorter rows",
 }
 
@@ -82,7 +83,7 @@ def changes(
 ) -> list[str]:
     """What to change, and what the worst batch of real data needs beside a usual one."""
     of_recipe = setup.request is not None and setup.request.recipe is not None
-    what = "variant" if of_recipe else "preset" if setup.resolved_for.model is not None else ""
+    what = of_variant(setup) if of_recipe else "preset" if setup.resolved_for.model is not None else ""
     return [*of_batches(prediction, batches), *advice(prediction, instead, what)]
 
 
@@ -239,13 +240,21 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     }
 
 
+def of_variant(setup: Setup) -> str:
+    """What `advice` takes for a recipe's setup."""
+    from hf_memkit.recipe.tasks import task_of
+
+    return "variant" if task_of(setup).takes_length else "variant of images"
+
+
 def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str) -> list[str]:
     """What to change where a job does not fit, or is tight: what the peak is mostly made of, and what to try next.
 
     Args:
         prediction: of the job.
         instead: what is known to fit in its place.
-        what: `"preset"` or `"variant"`, whichever that is; `"script"`: the user's own; `""`: none was looked for.
+        what: `"preset"` or what `of_variant` gives, whichever that is; `"script"`: the user's own; `""`: none was
+            looked for.
     """
     if prediction.verdict not in ("tight", "does not fit"):
         return []
@@ -257,7 +266,7 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
         return [*lines, f"To leave room, give {smaller}."]
     if instead is not None:
         lines.append(f"Try next: {instead}.")
-    elif what == "variant":
+    elif what.startswith("variant"):
         lines.append(f"No later variant of the recipe is predicted to fit. Give {smaller}, or more --ram.")
     elif what == "preset" and not lacks_room(prediction):
         lines.append("The GPU has room. Use a machine with more RAM (--ram) or disk.")

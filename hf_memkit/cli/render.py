@@ -63,7 +63,8 @@ def setup(
     found += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
     for kind, line in found:
         wide.print(Text(f"{kind}: {text(line, 140) if short else line}"))
-    change = [*of_batches(prediction, batches), *predict_render.advice(prediction, instead, "variant")]
+    kind = predict_render.of_variant(target)
+    change = [*of_batches(prediction, batches), *predict_render.advice(prediction, instead, kind)]
     wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
     if short:
         what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"

@@ -108,7 +108,7 @@ def _speed(nvme_path: str) -> Check:
             return Check(_DISK, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
         measured = measure(with_folder, cpu=not torch.cuda.is_available())
     except MemkitError as error:
-        what, _, fix = str(error).rpartition("; ")
+        what, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
         return Check(_DISK, "speed", "warning", what, fix)
     return Check(_DISK, "speed", "ok", measured.label)
 

@@ -101,7 +101,10 @@ def measured_probes(device: str) -> list[dict[str, Any]]:
             ) from None
         if ran.returncode:
             last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")
-            raise RunError(f"--calibrate: measuring failed (exit code {ran.returncode}): {last[:300]}")
+            raise RunError(
+                f"--calibrate: measuring failed (exit code {ran.returncode}): {last[:300].rstrip('.')}. Check torch "
+                f"and the GPU: memkit doctor; other processes on it: nvidia-smi"
+            )
         found: list[dict[str, Any]] = json.loads(result.read_text())
         return found
 

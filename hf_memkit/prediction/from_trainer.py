@@ -113,7 +113,7 @@ def predict_trainer(
         beside = {"args": args, **own, "sequence_length": sequence_length}
         given = [name for name, each in beside.items() if each is not None]
         if given:
-            raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {given[0]}")
+            raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {' and '.join(given)}")
         trainer: Any = model
         refuse_precision({"bf16": trainer.args.bf16}, machine.gpu)
         return _predicted(model, machine, gpus, nodes, [], ram_is_given=ram is not None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import os
+import shlex
 import sys
 import termios
 import traceback
@@ -208,10 +209,14 @@ _NOTHING: Final = "there is no training to trace"
 def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> InputError:
     """Why there is no trace."""
     if content is None:
-        if why is not None and why.startswith("SIG"):
-            memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
-            return InputError(f"{name_of(script)}: ended by {why} before two steps were traced{memory}")
-        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}) before two steps were traced")
+        early = "before two steps were traced"
+        if why == "SIGKILL":
+            return InputError(
+                f"{name_of(script)}: ended by SIGKILL {early}, usually because RAM ran out; to check, run: "
+                f"sudo dmesg -T | grep -i 'killed process'. Free RAM, or read fewer rows"
+            )
+        what = f": ended by {why}" if (why or "").startswith("SIG") else f" ended its process ({why or 'exit code 0'})"
+        return InputError(f"{name_of(script)}{what} {early}. {_try_without(script)}")
     if "never_trained" in content:
         return _never_trained(script, content["exit"])
     if "script_error" in content:
@@ -221,6 +226,15 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
         return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
     error = content["error"]
     return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
+
+
+def _try_without(script: UserScript) -> str:
+    """What to type to see whether a script ends its process without memkit, too."""
+    if is_live(script):
+        return "Call train() without memkit; report this if that works"
+    target = ("-m", script.target) if script.is_module else (script.target,)
+    command = shlex.join(("python", *target, *script.arguments))
+    return f"Run it without memkit: {command}; if that trains, measure it with memkit run"
 
 
 def _never_trained(script: UserScript, exited: int | str | None) -> InputError:

@@ -162,6 +162,10 @@ seconds later (torch:distributed/run.py, --shutdown-timeout)."""
 
 _LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _WHAT_IS_LEFT: Final = "records and earlier checkpoints are intact; continue with --resume"
+_AFTER_A_KILL: Final = (
+    "Give the machine more RAM before --resume, or start again with fewer --gpus or another --variant. If RAM did not "
+    "run out (sudo dmesg -T | grep -i 'killed process'), continue with --resume"
+)
 
 
 def what_failed(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitError:
@@ -180,8 +184,10 @@ def what_failed(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitErr
     rank, failure = min(together.items(), key=lambda item: (_weight(item[1]), item[1].timestamp, item[0]))
     message = _recorded(failure)
     if message is None:
-        how = _how_it_ended(failure, logs)
-        return RunError(f"rank {rank} (process {failure.pid}) {how}; {_WHAT_IS_LEFT}")
+        who = f"rank {rank} (process {failure.pid})"
+        if failure.exitcode == -signal.SIGKILL:
+            return RunError(f"{who} was killed (SIGKILL: usually by the kernel, because RAM ran out). {_AFTER_A_KILL}")
+        return RunError(f"{who} {_how_it_ended(failure, logs)}; {_WHAT_IS_LEFT}")
     name, _, text = message["message"].partition(": ")
     known = getattr(errors, name, None)
     if known is not None:
@@ -225,8 +231,6 @@ def _lost_peer(failure: ProcessFailure) -> bool:
 
 
 def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
-    if failure.exitcode == -signal.SIGKILL:
-        return "was killed (SIGKILL: usually by the kernel, because host RAM ran out)"
     how = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     # What a rank other than the first of its machine prints goes to a file.
     for log in logs.rglob(f"{failure.local_rank}/stderr.log"):

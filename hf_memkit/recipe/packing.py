@@ -89,7 +89,10 @@ def pack(
         raise SettingError(f"held_out={holdout_fraction}: expected a share of the blocks, at least 0 and below 1")
     separator = tokenizer.eos_token_id
     if separator is None:
-        raise DataError("the tokenizer has no EOS token to separate documents. Use that of a causal language model")
+        raise DataError(
+            f"model {tokenizer.name_or_path!r}: its tokenizer has no EOS token to separate documents. Set eos_token "
+            f"in its tokenizer_config.json, or give another --model"
+        )
     tokens = array("i")  # grows in place, where joined numpy arrays would exist twice
     first = True
     for batch in _batches(documents):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from hf_memkit.recipe.environment import Swap, nvme_path, set_environment
 from hf_memkit.recipe.output import RecipeRun, last_checkpoint, start_again, write_run
 from hf_memkit.recipe.prepare import first, prepare_data, without_needless_grouping
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
+from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.recipe.tasks import Examples, task_of
 from hf_memkit.setup import Setup
 from hf_memkit.units import GB
@@ -202,7 +204,7 @@ def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resumi
         if advice is None:
             raise
         _end_progress_bars()
-        raise _out_of_memory(advice) from error
+        raise _out_of_memory(advice, job) from error
     finally:
         for callback in trainer.callback_handler.callbacks:
             if hasattr(callback, "leave"):  # components/fp32_products.py
@@ -212,14 +214,27 @@ def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resumi
     return trainer, stop.requested
 
 
-def _out_of_memory(advice: OomNote) -> RunError:
+def _out_of_memory(advice: OomNote, job: RecipeRun) -> RunError:
     """The error in one line; the changes that would help are a note to it."""
-    error = RunError(
-        f"{advice.happened} Set a smaller per_device_train_batch_size (--set), a shorter --sequence-length, or "
-        f"another --variant"
-    )
+    error = RunError(f"{advice.happened} {_smaller(job)}")
     error.add_note(advice.details())
     return error
+
+
+def _smaller(job: RecipeRun) -> str:
+    """The options of this recipe that need less memory, to be typed as they stand."""
+    setup, request = job.setup, job.setup.request
+    batch, length = int(setup["arguments.per_device_train_batch_size"]), int(setup["data.sequence_length"])
+    options = [f"--set per_device_train_batch_size={batch // 2}"] if batch > 1 else []
+    if task_of(setup).takes_length and length >= 4:
+        options.append(f"--sequence-length {length // 2}")
+    with suppress(InputError):  # the file of a recipe of one's own may be gone
+        variants = list(load_recipe((request and request.recipe) or job.recipe).variants)
+        later = variants[variants.index(job.variant) + 1 :] if job.variant in variants else []
+        options += [f"--variant {name}" for name in later]
+    if not options:
+        return "Use a GPU with more memory, or a smaller --model"
+    return f"Start again with {' or '.join(options)}"
 
 
 def _end_progress_bars() -> None:

@@ -110,10 +110,13 @@ def get_tokenizer(
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -> None:
     """Raises DataError if `tokenizer` has more entries than the model has embeddings for."""
-    if len(tokenizer) > vocabulary_size:
+    count = len(tokenizer)
+    if count > vocabulary_size:
+        whose = f"model {tokenizer.name_or_path!r}: its tokenizer" if tokenizer.name_or_path else "the tokenizer"
         raise DataError(
-            f"the tokenizer has {len(tokenizer)} entries but the model has embeddings for {vocabulary_size}. "
-            "Use the model's own tokenizer, or a model with a larger vocab_size"
+            f"{whose} has {count} entries, and the model has embeddings for {vocabulary_size}. Call "
+            f"model.resize_token_embeddings({count}) and save the model, or give a --model whose vocab_size is "
+            f"{count} or more"
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.errors import RunError
-from hf_memkit.models import hub_reachable, quiet_transformers
+from hf_memkit.models import hub_reachable, of_gated, quiet_transformers
 from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
@@ -98,7 +99,13 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
         # Asked once whether the hub answers: otherwise each file waits for its own time-out.
         return model_class(setup).from_pretrained(name, local_files_only=not hub_reachable(), **options)
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot load the weights of {name!r}: {str(error).splitlines()[0]}") from error
+        if "gated repo" in str(error).lower():
+            raise RunError(of_gated(name)) from error
+        said = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
+        raise RunError(
+            f"cannot load the weights of {name!r}: {said}. Give another --model, or a folder written by "
+            f"`save_pretrained`"
+        ) from error
 
 
 def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say: Callable[[str], None]) -> Any:

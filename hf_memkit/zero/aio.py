@@ -127,11 +127,15 @@ def measure(
         except subprocess.TimeoutExpired:
             size = _PIECES * _BUFFER_BYTES // MIB
             raise RunError(
-                f"{folder}: too slow: {size} MiB took longer than {_CHILD_OVERHEAD_S:.0f} s. Use another disk"
+                f"{folder}: too slow: {size} MiB took longer than {budget_s + _CHILD_OVERHEAD_S:.0f} s; give a folder "
+                f"on another disk: --nvme-path FOLDER"
             ) from None
     if child.returncode != 0:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunError(f"{folder}: the measurement failed: {last[-300:]}. Look for errors of the disk: sudo dmesg")
+        last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}, no message"])[-1]
+        own = f"{RunError.__module__}.{RunError.__name__}: "
+        of_disk = child.returncode < 0 or last.startswith(own)  # async_io ends the process where it cannot read
+        fix = "look for errors of the disk: sudo dmesg" if of_disk else "check DeepSpeed: ds_report"
+        raise RunError(f"{folder}: the measurement failed: {last.removeprefix(own)[-300:].rstrip('.')}; {fix}")
     return AioMeasurement(**json.loads(child.stdout.splitlines()[-1]))
 
 
@@ -197,9 +201,7 @@ def _timed(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> floa
     started = time.perf_counter()
     for piece in range(_PIECES):
         if swap(buffer, file, piece * _BUFFER_BYTES) != 1:
-            raise RunError(
-                f"{file}: DeepSpeed's async_io could not read or write it. Look for errors of the disk: sudo dmesg"
-            )
+            raise RunError("DeepSpeed's async_io could not read or write a file")
     return time.perf_counter() - started
 
 

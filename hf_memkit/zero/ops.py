@@ -144,7 +144,10 @@ def _build_one(name: str) -> None:
         except Exception as error:
             output.seek(0)
             lines = [line for line in f"{output.read()}\n{error}".splitlines() if line.strip()]
-            raise RunError(f"DeepSpeed's {name} does not build: {' | '.join(lines[-5:])[-800:]}") from error
+            raise RunError(
+                f"DeepSpeed's {name} does not build. Check what is missing: memkit doctor. Last lines: "
+                f"{' | '.join(lines[-5:])[-800:]}"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from hf_memkit.recipe.export.scripts import train_images
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.run import RecipeRun, run
+from hf_memkit.recipe.run import RecipeRun, _smaller, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
@@ -82,6 +82,14 @@ def test_it_trains_on_files_and_counts_right_answers(
     config = (tmp_path / "run" / "model" / "config.json").read_text()
     assert '"red": 1' in config and "ignore_mismatched_sizes" not in config
     assert (tmp_path / "run" / "model" / "preprocessor_config.json").exists(), "whoever loads the model needs it"
+
+
+def test_out_of_memory_names_options_that_images_take(
+    images: Recipe, small_gpu: Machine, photos: Path, tmp_path: Path
+) -> None:
+    """Would notice: --sequence-length, which their recipes refuse."""
+    said = _smaller(rehearsal(images, small_gpu, photos, tmp_path / "run"))
+    assert "--sequence-length" not in said and "--variant resident" in said
 
 
 @pytest.mark.parametrize("form", ["folders", "splits", "table"])

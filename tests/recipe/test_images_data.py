@@ -98,6 +98,11 @@ def _no_folders(root: Path) -> str:
     return f"{root}: no labels: {what}; expected {LOCAL_FORM}, such as {EXAMPLE}"
 
 
+def _no_images(root: Path) -> str:
+    (root / "notes.txt").write_text("a dog")
+    return f"{root}: no labels: it has no image, only notes.txt; expected {LOCAL_FORM}, such as {EXAMPLE}"
+
+
 def _empty(root: Path) -> str:
     return f"{root}: no labels: it is empty; expected {LOCAL_FORM}, such as {EXAMPLE}"
 
@@ -191,8 +196,9 @@ def _twice(root: Path) -> str:
 @pytest.mark.parametrize(
     "spoil",
     [
-        _no_folders, _empty, _one_label, _empty_label, _mixed_nesting, _beside_labels, _not_an_image, _zero_bytes,
-        _unreadable, _two_bad, _other_label_held_out, _two_tables, _missing_file, _no_label, _no_column, _twice,
+        _no_folders, _no_images, _empty, _one_label, _empty_label, _mixed_nesting, _beside_labels, _not_an_image,
+        _zero_bytes, _unreadable, _two_bad, _other_label_held_out, _two_tables, _missing_file, _no_label, _no_column,
+        _twice,
     ],
 )  # fmt: skip
 def test_spoiled_images(tmp_path: Path, cache: Path, spoil: Callable[[Path], str]) -> None:

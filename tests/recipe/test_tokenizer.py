@@ -95,7 +95,7 @@ def test_broken_tokenizer_files(tmp_path: Path) -> None:
 def test_more_entries_than_the_model_embeds(tmp_path: Path) -> None:
     trained = train_tokenizer(PROSE, 400)
     check_vocabulary(trained, 400)
-    message = "the tokenizer has 400 entries but the model has embeddings for 399. Use the model's own tokenizer"
+    message = r"400 .* 399.*resize_token_embeddings\(400\)"
     with pytest.raises(DataError, match=message):
         check_vocabulary(trained, 399)
     trained.save_pretrained(tmp_path)

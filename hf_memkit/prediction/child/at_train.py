@@ -165,7 +165,8 @@ def traced_training(
     notes += notes_on_8_bits(trainer.model)
     if watch.optimizer_steps < needed:
         raise Unmodelled(
-            f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}; check what ends it early"
+            f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}: a method that overrides "
+            f"Trainer's ends it early. Omit that method, or measure with memkit run"
         )
     spans = list(zip(steps, itertools.pairwise(bounds), strict=False))
     about["steps"] = [(step.kind, begin[0], end[0]) for step, (begin, end) in spans]

@@ -42,6 +42,7 @@ class _ImageClassification(Task):
     script: ClassVar[str] = "train_images"
     script_needs: ClassVar[tuple[str, ...]] = ("pillow",)
     script_reads: ClassVar[tuple[str, ...]] = ("smallest_crop",)
+    takes_length: ClassVar[bool] = False
     made_up_by: ClassVar[str] = "made_up_images"
 
     def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:

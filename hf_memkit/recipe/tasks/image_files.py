@@ -129,7 +129,11 @@ def image_rows(files: tuple[ImageFile, ...], labels: tuple[str, ...], **stamps: 
 def _from_folders(root: Path) -> ImageFiles:
     folders, files = files_in(root)
     if not folders:
-        what = "it has images, and no folder for each label" if files else "it is empty"
+        what = "it is empty"
+        if any(file.suffix.lower() in SUFFIXES for file in files):
+            what = "it has images, and no folder for each label"
+        elif files:
+            what = f"it has no image, only {files[0].name}{' …' * (len(files) > 1)}"
         raise DataError(f"{root}: no labels: {what}; expected {LOCAL_FORM}, such as {EXAMPLE}")
     if (split := _splits(folders)) is not None:
         return _from_splits(root, split, files)

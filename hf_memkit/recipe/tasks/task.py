@@ -74,6 +74,7 @@ class Task(ABC):
         script: the module of `hf_memkit/recipe/export/scripts` that an export copies.
         script_needs: packages that it needs beyond what all scripts do, as pip names them.
         script_reads: what it reads of the section `data` as the setup has it, beside what all of them do.
+        takes_length: whether a `--sequence-length` can be chosen; the model decides it otherwise.
         padded_to: what its collator rounds the tokens of a batch up to.
         made_up_by: the module beside this one that makes up what is no text, where no hub can be reached.
     """
@@ -91,6 +92,7 @@ class Task(ABC):
     script: ClassVar[str]
     script_needs: ClassVar[tuple[str, ...]] = ()
     script_reads: ClassVar[tuple[str, ...]] = ("sequence_length",)
+    takes_length: ClassVar[bool] = True
     padded_to: ClassVar[int] = 1
     made_up_by: ClassVar[str] = ""
 
