@@ -72,11 +72,12 @@ def misses(content: Content) -> str:
         "|---|---|---|---|---|",
     ]
     for group in content["groups"]:
-        for case in group.get("cases", ()):
+        for case in (*group.get("cases", ()), *([group["whole_gpu"]] if "whole_gpu" in group else [])):
             plan = case["ways"]["plan"]
             if max(plan["losses"]) <= content["within"]:
                 continue
-            cap = f"{case['cap_gib']:g} GiB" if case["cap_gib"] else "whole GPU, by speed alone"
+            whole = "whole GPU" if case is group.get("whole_gpu") else "whole GPU, by speed alone"
+            cap = f"{case['cap_gib']:g} GiB" if case["cap_gib"] else whole
             losses = ", ".join(f"{loss:.1%}" for loss in plan["losses"])
             said = ", ".join(plan["choices"]) or "nothing fits"
             lines.append(f"| {group['name']} | {cap} | {said} | {case['best']} | {losses} |")

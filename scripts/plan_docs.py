@@ -71,9 +71,28 @@ def step_times(path: Path = RESULTS / "plan_speed.json") -> str:
     return "\n".join([*lines, "", "</details>"])
 
 
+def search(path: Path = RESULTS / "plan_search.json") -> str:
+    """How long plans took, and how many setups they judged."""
+    content = json.loads(path.read_text())
+    lines = [
+        "| model, 16 sequences of 1,024 tokens a step | GPU | the script's preparation | the whole plan | more | "
+        "setups judged | of them traced | ended by the limit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in content["rows"]:
+        alone, whole = row["script_alone_s"], row["plan_s"]
+        judged = row["traced"] + row["excluded"]
+        lines.append(
+            f"| {row['model']} | {row['gpu']} | {alone:.0f} s | {whole:.0f} s | {whole - alone:.0f} s | {judged} | "
+            f"{row['traced']} | {'yes' if row['stopped'] else 'no'} |"
+        )
+    cores = content["hardware"]["cpu_count"]
+    return "\n".join([*lines, "", f"On {cores} CPU cores; made by `{content['command']}`."])
+
+
 def tables() -> dict[Path, dict[str, str]]:
     """The page's examples and its table."""
-    page = {"example": example("one"), "compared": example("compared"), "plan": step_times()}
+    page = {"example": example("one"), "compared": example("compared"), "search": search(), "plan": step_times()}
     return {ROOT / "docs" / "plan.md": page}
 
 

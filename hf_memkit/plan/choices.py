@@ -49,6 +49,10 @@ LeftOut = dict[str, str]
 IN_NO_PLAN: Final[LeftOut] = {
     "packing": "it changes which tokens an optimizer step has, and so how many steps an epoch has",
     "torch_compile": "a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
+    "chunked loss": (
+        "Trainer has no argument for it, and Liger's fused loss does the same; where Liger has no kernels: "
+        "docs/techniques/loss.md#chunked-loss"
+    ),
     "half weights with stochastic rounding": (
         "Trainer's optim has no such optimizer; for your script: docs/techniques/optimizers.md#adamw-8bit-stochastic"
     ),
@@ -332,9 +336,10 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
         left_out[ON_DISK] = "needs a folder on a fast disk: --nvme-path FOLDER"
     else:
         configs[ON_DISK] = _on_disk(facts, gpus, nvme_path)
+    said = "computes from 16-bit copies of the weights" if "float32" in facts["trained_dtypes"] else ""
     for name, config in configs.items():
         yield Alternative(
-            "engine", name, {"arguments.deepspeed": config}, engine=name, costs_time=True,
+            "engine", name, {"arguments.deepspeed": config}, result=said, engine=name, costs_time=True,
         )  # fmt: skip
 
 

@@ -51,10 +51,10 @@ def test_a_false_fit_and_nothing_that_fits_lose_everything() -> None:
     assert not found["false_fits"]
 
 
-def test_ties_go_to_the_faster_and_are_shared_where_memory_is_not_known() -> None:
-    """Defect: a lead within the noise is taken for a right choice."""
+def test_ties_are_shared() -> None:
+    """Defect: a lead within the noise is taken for a right choice, where a plan takes what changes a script least."""
     near = [Setup("lean", 90.0, 99.0, 4.0, 4.0, 1, True), Setup("fast", 100.0, 100.0, 8.0, 8.0, 2, True)]
-    assert _choices(case(near, 9.0)) == {PLAN: ["fast"], LARGEST: ["fast"], PLAIN: ["fast"]}
+    assert _choices(case(near, 9.0)) == {PLAN: ["lean", "fast"], LARGEST: ["fast"], PLAIN: ["fast"]}
     unknown = [Setup(each.name, each.speed, each.predicted_speed, None, None, 2, True) for each in near]
     found = case(unknown, None)
     assert found["ways"][PLAN]["choices"] == ["lean", "fast"]
@@ -123,7 +123,7 @@ def test_tables_say_what_the_evidence_says() -> None:
     missed = [
         case
         for group in EVIDENCE["groups"]
-        for case in group.get("cases", ())
+        for case in (*group.get("cases", ()), *([group["whole_gpu"]] if "whole_gpu" in group else []))
         if max(case["ways"][PLAN]["losses"]) > EVIDENCE["within"]
     ]
     assert page.misses(EVIDENCE).count("\n") == 1 + len(missed) > 1
