@@ -29,7 +29,8 @@ __all__ = ["FoundInScript", "Overrides", "install", "read_plan"]
 
 _SECTIONS: Final = ("arguments", "model", "environment")
 """Of a plan file."""
-_ADAPTER: Final = "adapter"
+_WITH_CODE: Final = ("adapter", "loss")
+"""What a run has only by other code in the script."""
 _FOR_CONFIGS: Final = ("attn_implementation", "dtype", "experts_implementation")
 """Options of `from_pretrained` that `from_config` takes too (transformers 5.23.0: modeling_utils.py,
 `_from_config`)."""
@@ -47,19 +48,21 @@ class Overrides:
         environment: variables, set before torch starts.
         adapter: fields of a `LoraConfig`. Only a prediction's child adds adapters (`prediction/child/adapters.py`): in
             a run the script does, with other code, and no plan file has any.
+        loss: `{"chunked": True}`: memkit's loss in chunks; as with adapters.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     adapter: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: dict(getattr(self, name)) for name in (*_SECTIONS, _ADAPTER) if getattr(self, name)}
+        return {name: dict(getattr(self, name)) for name in (*_SECTIONS, *_WITH_CODE) if getattr(self, name)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Overrides:
-        return cls(**{name: dict(content[name]) for name in (*_SECTIONS, _ADAPTER) if name in content})
+        return cls(**{name: dict(content[name]) for name in (*_SECTIONS, *_WITH_CODE) if name in content})
 
 
 def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:

@@ -30,7 +30,8 @@ class Alternative:
         slot: what is decided, such as `"checkpointing"`: of each slot a setup has one choice.
         name: as a table shows it, such as `"activation checkpointing"`.
         settings: key → value: `arguments.NAME` is a field of TrainingArguments, `model.NAME` an option of
-            from_pretrained, `environment.NAME` a variable, `adapter.NAME` a field of a LoraConfig.
+            from_pretrained, `environment.NAME` a variable, `adapter.NAME` a field of a LoraConfig, `loss.chunked`
+            whether the loss is memkit's in chunks.
         group: what it does to the result.
         result: that in words; empty where it does nothing.
         costs_time: whether a step never is faster with it than without.
@@ -99,7 +100,9 @@ class SetupCandidate:
     @property
     def overrides(self) -> Overrides:
         """What `memkit run --plan` sets; where the script needs other code, what that code does too."""
-        return Overrides(self.arguments, self._of("model"), self.environment, self._of("adapter"))
+        return Overrides(
+            self.arguments, self._of("model"), self.environment, self._of("adapter"), self._of("loss")
+        )  # fmt: skip
 
     @property
     def code(self) -> str:

@@ -49,10 +49,6 @@ LeftOut = dict[str, str]
 IN_NO_PLAN: Final[LeftOut] = {
     "packing": "it changes which tokens an optimizer step has, and so how many steps an epoch has",
     "torch_compile": "a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
-    "chunked loss": (
-        "Trainer has no argument for it, and Liger's fused loss does the same; where Liger has no kernels: "
-        "docs/techniques/loss.md#chunked-loss"
-    ),
     "half weights with stochastic rounding": (
         "Trainer's optim has no such optimizer; for your script: docs/techniques/optimizers.md#adamw-8bit-stochastic"
     ),
@@ -122,6 +118,7 @@ def choices_for(
     """
     found: dict[str, list[Alternative | None]] = {
         "loss": [None, *_losses(facts, machine, left_out)],
+        "loss with code": [None, *_chunked_losses(facts)],
         "attention": list(_attentions(facts, left_out)) or [None],
         "optimizer": list(_fused(facts)) or [None],
         "checkpointing": list(_checkpointing(facts, left_out)),
@@ -225,6 +222,15 @@ def _losses(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> It
         left_out[name] = "liger-kernel is not installed here: pip install liger-kernel"
     else:
         yield Alternative("loss", name, {"arguments.use_liger_kernel": True})
+
+
+def _chunked_losses(facts: Mapping[str, Any]) -> Iterator[Alternative]:
+    """For models that Liger has no kernels for: its fused loss needs no code."""
+    if facts["chunkable_loss"] and facts["model_type"] not in LIGER_OPTIONS:
+        yield Alternative(
+            "loss", "chunked loss", {"loss.chunked": True}, result="the logits of a batch are never whole in memory",
+            code=other_code.CHUNKED_LOSS,
+        )  # fmt: skip
 
 
 def _attentions(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:

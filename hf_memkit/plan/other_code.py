@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hf_memkit.script_overrides import Overrides
 
-__all__ = ["diff", "lines"]
+__all__ = ["CHUNKED_LOSS", "diff", "lines"]
 
 _LORA: Final = "LoraConfig"
 _WRAP: Final = "get_peft_model"
@@ -24,6 +24,11 @@ _BITS: Final = "BitsAndBytesConfig"
 _WIDTH: Final = 110
 """Characters of a line from which on it is broken."""
 _CONFIG, _QUANTIZATION = "peft_config", "quantization_config"
+_CHUNKED = "hf_memkit.components.chunked_loss"
+_INSTALL: Final = "install as chunk_loss"
+
+CHUNKED_LOSS: Final = f"from {_CHUNKED} import {_INSTALL}\n# before Trainer(...):\nchunk_loss(model)"
+"""The code of a loss in chunks; for whoever has no diff."""
 
 
 def lines(facts: Mapping[str, Any], adapter: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> str:
@@ -56,10 +61,10 @@ def lines(facts: Mapping[str, Any], adapter: Mapping[str, Any], quantization: Ma
 
 
 def diff(facts: Mapping[str, Any], overrides: Overrides) -> str:
-    """What makes the user's script train with these adapters, and load its model with these options: a unified diff
-    of one file or two, by their paths from here. Empty: it cannot be said for sure."""
+    """What makes the user's script train with these adapters or this loss, and load its model with these options: a
+    unified diff of one file or two, by their paths from here. Empty: it cannot be said for sure."""
     made, adapter, options = facts["made_at"], overrides.adapter, dict(overrides.model)
-    if not made or not adapter:
+    if not made or not (adapter or overrides.loss):
         return ""
     quantization = options.get(_QUANTIZATION)
     edits: dict[str, _Edited] = {}
@@ -70,7 +75,10 @@ def diff(facts: Mapping[str, Any], overrides: Overrides) -> str:
     try:
         script = edited(made["place"])
         call = script.call(made["place"])
-        if _CONFIG in made["takes"]:
+        if overrides.loss:
+            script.chunk_loss(call, made["model"])
+            script.imports(_CHUNKED, [_INSTALL])
+        elif _CONFIG in made["takes"]:
             script.give(call, _CONFIG, _call(_LORA, adapter))
             script.imports("peft", [_LORA])
         else:
@@ -214,13 +222,7 @@ class _Edited:
         self, call: ast.Call, at: int | str | None, adapter: Mapping[str, Any], quantization: Mapping[str, Any] | None
     ) -> None:
         """Gives it the model with adapters: in a line of its own where the model has a name."""
-        model: ast.expr | None = None
-        if isinstance(at, int) and at < len(call.args) and not any(isinstance(x, ast.Starred) for x in call.args):
-            model = call.args[at]
-        elif isinstance(at, str) and at != "model_init":
-            model = next((each.value for each in call.keywords if each.arg == at), None)
-        if model is None:
-            raise _Unsure
+        model = _argument(call, at)
         statement = self._statement(call)
         if isinstance(model, ast.Name) and statement is not None and self._binds(statement, model.id):
             begin = (statement.lineno, statement.col_offset)
@@ -233,6 +235,24 @@ class _Edited:
         before, _, behind = _wrapped(inner, adapter).partition("\0")
         self._put(_begin(model), _begin(model), before)
         self._put(_end(model), _end(model), behind)
+
+    def chunk_loss(self, call: ast.Call, at: int | str | None) -> None:
+        """Changes the model's loss in a line before the call: once, where that stands in no loop."""
+        model, statement = _argument(call, at), self._statement(call)
+        if not isinstance(model, ast.Name | ast.Attribute) or statement is None or self._repeats(statement):
+            raise _Unsure
+        begin = (statement.lineno, statement.col_offset)
+        indent = self._lines[begin[0] - 1][: begin[1]].decode()
+        if indent.strip():
+            raise _Unsure
+        self._put(begin, begin, f"chunk_loss({ast.unparse(model)})\n{indent}")
+
+    def _repeats(self, node: ast.AST) -> bool:
+        while node in self._parents:
+            node = self._parents[node]
+            if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+                return True
+        return False
 
     def imports(self, module: str, names: list[str]) -> None:
         wanted = self._imports.setdefault(module, [])
@@ -282,7 +302,8 @@ class _Edited:
             missing = sorted(name for name in names if (module, name) not in known)
             text += f"from {module} import {', '.join(missing)}\n" if missing else ""
         if text:
-            self._put((line + 1, 0), (line + 1, 0), text)
+            begin = (line + 1, 0)  # before what else may be put there, which uses it
+            self._edits.setdefault(begin, []).insert(0, (begin, text))
 
     def _head(self) -> tuple[list[ast.stmt], int]:
         """(imports at the head of the file, the last line of what stands before what uses them)."""
@@ -322,6 +343,20 @@ class _Edited:
                     for each in ast.walk(node)
                 )
         return True
+
+
+def _argument(call: ast.Call, at: int | str | None) -> ast.expr:
+    """
+    Raises:
+        _Unsure: nobody knows which it is.
+    """
+    if isinstance(at, int) and at < len(call.args) and not any(isinstance(x, ast.Starred) for x in call.args):
+        return call.args[at]
+    if isinstance(at, str) and at != "model_init":
+        for each in call.keywords:
+            if each.arg == at:
+                return each.value
+    raise _Unsure
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:

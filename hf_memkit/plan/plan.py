@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hf_memkit.hardware import Machine
-from hf_memkit.plan.candidate import Group, SetupCandidate
+from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
@@ -159,11 +159,23 @@ class Plan:
 
     @property
     def with_code(self) -> tuple[Judged, ...]:
-        """The best setup of each method that needs other code, the fastest first; of those within the noise the one
-        with the fewest changes."""
+        """The best setup of each other code, the fastest first; of those within the noise the one with the fewest
+        changes. Code that makes no other method is worth it where that is clearly faster than all of the same group,
+        and of a nearer one, that need none."""
         ranked = [each for each in self.ranked if each.candidate.code and each.candidate not in self.failed]
-        methods = dict.fromkeys(each.candidate.code for each in ranked)
-        return tuple(found for code in methods if (found := _nearest([x for x in ranked if x.candidate.code == code])))
+        kinds = dict.fromkeys((each.candidate.code, each.candidate.group) for each in ranked)
+        found = [_nearest([x for x in ranked if (x.candidate.code, x.candidate.group) == kind]) for kind in kinds]
+        return tuple(each for each in found if each is not None and self._is_worth_code(each, found))
+
+    def _is_worth_code(self, judged: Judged, others: Sequence[Judged | None]) -> bool:
+        group = judged.candidate.group
+        if group == "another method":
+            return True
+        nearer = GROUPS[: GROUPS.index(group) + 1]
+        rivals = [self.best(each) for each in nearer]
+        rivals += [each for each in others if each is not None and each.candidate.group in nearer[:-1]]
+        times = [each.seconds for each in rivals if each is not None and each.seconds]
+        return not times or (judged.is_priced and all((judged.seconds or 0.0) < _CLEARLY * each for each in times))
 
     def smallest(self) -> Judged | None:
         """Of those that do not fit, the one that needs least."""

@@ -24,7 +24,7 @@ from hf_memkit.plan.judged import Judged
 
 __all__ = ["LIMIT_S", "Search"]
 
-LIMIT_S: Final = 55.0
+LIMIT_S: Final = 50.0
 """From the script's own setup on: a whole plan then takes a minute more than the script's preparation
 (benchmarks/plan_search.py). What is being traced is waited for; after Ctrl-C it is ended."""
 
@@ -149,6 +149,10 @@ class Search:
             yield [_way(*free, *quick, *small[:1])]
         else:
             self._exclude_ways(near, leanest_near)
+        chunked = [each for each in self.ways.get("loss with code", []) if each is not None and not self._all_fit()]
+        yield [_way(*free, each, checkpointing[-1], *more) for each in chunked for more in ((), small[:1])]
+        fitting = [each for each in chunked if self._fits_with(_way(*free, each, checkpointing[-1]))]
+        yield [_way(*free, each, checkpointing[0]) for each in fitting]
         # Another precision may need less or more than states in 8 bits: neither excludes the other.
         yield [_way(*free, *saved, each) for each in precise for saved in (lean, quick)]
         lacking = [each for each in precise if not self._whole_batch_fits(_way(*free, *quick, each))]
@@ -172,7 +176,7 @@ class Search:
 
     def _engine_to_refine(self) -> Alternative | None:
         """That of the fastest setup with the same result, if it has one; None: it has none, or no time."""
-        timed = [each for each in self.judged.values() if each.fits and each.is_priced]
+        timed = [each for each in self.judged.values() if each.fits and each.is_priced and not each.candidate.code]
         same = [each for each in timed if each.candidate.group == "same result"]
         best = min(same, key=lambda each: each.seconds or 0.0, default=None)
         slots = {each.slot: each for each in best.candidate.choices} if best is not None else {}

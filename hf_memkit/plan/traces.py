@@ -223,7 +223,10 @@ class _Waiting:
         gone."""
         answer: Future[Mapping[str, Any]] = Future()
         fields, adapter = dict(overrides.arguments), dict(overrides.adapter)
-        request = {"fields": fields, "adapter": adapter, "result": str(result), "quiet": bool(fields)}
+        request = {
+            "fields": fields, "adapter": adapter, "chunked_loss": bool(overrides.loss), "result": str(result),
+            "quiet": bool(fields),
+        }  # fmt: skip
         with self._lock:
             self._answers[str(result)] = answer
             try:

@@ -180,6 +180,40 @@ def test_the_changed_script_is_what_was_traced(
         assert from_its_first_line(worker, *OWN, *flags) == traced
 
 
+GPT2 = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50_000, n_positions=128))
+rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 32
+Trainer(model, args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.tracing
+def test_a_loss_in_chunks_is_what_was_traced(folder: Path, worker: Worker) -> None:
+    """Would notice: a loss in chunks that is traced and not written, one that saves nothing, one proposed beside
+    Liger's or to a script whose own loss reads the logits."""
+    (folder / "train.py").write_text(GPT2)
+    with traces(*OWN) as made:
+        made.start()
+        own = content(made.of(Overrides()))
+        facts = own["about"]["plan"]
+        (chunked,) = filter(None, choices_for(facts, MACHINE, {}, gpus=1, left_out={})["loss with code"])
+        candidate = SetupCandidate(4, 1, (chunked,))
+        traced = figures(content(made.of(candidate.overrides)))
+    saved = figures(own)[1].size_bytes - traced[1].size_bytes
+    assert saved > 4 * 128 * 50_000 * 4, "logits of a batch in fp32"
+    assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
+    paste = pasted(candidate, facts)
+    patch(paste.diff)
+    assert "\nchunk_loss(model)\nTrainer(model" in (folder / "train.py").read_text()
+    assert from_its_first_line(worker, *OWN) == traced
+    for other in ({"chunkable_loss": False}, {"model_type": "llama"}):
+        assert choices_for({**facts, **other}, MACHINE, {}, gpus=1, left_out={})["loss with code"] == [None]
+
+
 def placed(source: str, **made: Any) -> dict[str, Any]:
     """Facts of a script at `train.py`, as the child notes them."""
     Path("train.py").write_text(source)
@@ -195,10 +229,15 @@ def placed(source: str, **made: Any) -> dict[str, Any]:
 
 LORA = Overrides(adapter={"r": 2})
 QLORA = Overrides(adapter={"r": 2}, model={"quantization_config": {"load_in_4bit": True}})
+CHUNKED = Overrides(loss={"chunked": True})
 WRAPPED = "get_peft_model(model, LoraConfig(r=2))"
 BITS = "BitsAndBytesConfig(load_in_4bit=True)"
 TAKES = {"takes": ["peft_config"]}
 CASES: list[tuple[str, str, Overrides, dict[str, Any]]] = [
+    ("Trainer(model, 1)\n", "chunk_loss(model)\nTrainer(model, 1)\n", CHUNKED, {"model": 0}),
+    ("t = Trainer(a, model=self.m)\n", "chunk_loss(self.m)\nt = Trainer(a, model=self.m)\n", CHUNKED, {}),
+    ("for _ in a:\n    Trainer(model)\n", "", CHUNKED, {"model": 0}),
+    ("Trainer(load())\n", "", CHUNKED, {"model": 0}),
     ("Trainer(model, 1)\n", f"model = {WRAPPED}\nTrainer(model, 1)\n", LORA, {"model": 0}),
     ("é = 'ü'; Trainer(model)\n", f"é = 'ü'; Trainer({WRAPPED})\n", LORA, {"model": 0}),
     ("Trainer((model), 1)\n", f"model = {WRAPPED}\nTrainer((model), 1)\n", LORA, {"model": 0}),
@@ -261,8 +300,12 @@ def test_the_change_is_right_wherever_it_goes(
         return
     patch(diff)
     lines = Path("train.py").read_text().splitlines(keepends=True)
-    assert "".join(line for line in lines if not line.startswith(("from peft", "from transformers"))) == after
-    assert sum(line.startswith("from peft import") for line in lines) == 1
+    assert (
+        "".join(line for line in lines if not line.startswith(("from peft", "from transformers", "from hf"))) == after
+    )
+    assert sum(line.startswith(("from peft import", "from hf_memkit")) for line in lines) == 1
+    used = next(at for at, line in enumerate(lines) if "LoraConfig(" in line or "chunk_loss(" in line)
+    assert any(line.startswith(("from peft", "from hf")) for line in lines[:used])
 
 
 def test_imports_stand_behind_those_of_the_script(folder: Path) -> None:

@@ -30,6 +30,19 @@ def of(made: Plan, **options: bool) -> str:
     return " ".join(" ".join(shown(view(made, 80, **options))).split())
 
 
+def test_code_with_the_same_result_is_shown_where_it_pays() -> None:
+    """Would notice: a diff for a setup that is no faster than what needs none, or than one that is nearer to the
+    script's result; none where nothing else fits."""
+    chunked = replace(PATCH, name="chunked loss", result="in chunks")
+    own, paste, near = setup(8, 1, 42.0, 1.0), setup(4, 2, 19.0, 2.0), setup(8, 1, 15.0, 1.5, EIGHT_BITS)
+    both = setup(8, 1, 9.0, 1.6, chunked, EIGHT_BITS)
+    assert not plan(own, paste, setup(8, 1, 12.0, 1.95, chunked)).with_code, "within the noise"
+    (found,) = plan(own, paste, near, setup(8, 1, 12.0, 1.7, chunked), both).with_code
+    assert found.candidate.group == "same result", "with 8 bits it is slower than 8 bits alone"
+    (alone,) = plan(own, both).with_code
+    assert "It fits with other code" in of(plan(own, both)) and alone is not None
+
+
 def test_the_answer_then_what_to_paste_then_the_table() -> None:
     """Would notice: a faster setup with another result on the first line, a patch that is proposed, arguments that no
     shell takes back, a message of a library that is read as markup, rows in the order in which they were traced."""

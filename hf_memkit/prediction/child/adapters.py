@@ -1,8 +1,8 @@
-"""LoRA in a script that trains whole models: what the changed script would give its Trainer.
+"""LoRA in a script that trains whole models, or a loss in chunks: what the changed script would give its Trainer.
 
 In: fields of a `LoraConfig`. Out: where the script makes its first Trainer, its constructor gets `peft_config`, if it
-takes that (TRL's do), or the model with adapters. `plan/other_code.py` writes the same into the script; what that
-needs to know of the place is noted here too.
+takes that (TRL's do), or the model with adapters; a model gets its loss in chunks where it begins to train.
+`plan/other_code.py` writes the same into the script; what that needs to know of the place is noted here too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import Trainer
 
 from hf_memkit.prediction.child.users_code import is_library
 
-__all__ = ["adapters_from_its_first_line", "give_adapters", "made_at", "place_of", "with_adapters"]
+__all__ = ["adapters_from_its_first_line", "chunk_losses", "give_adapters", "made_at", "place_of", "with_adapters"]
 
 CONFIG: Final = "peft_config"
 
@@ -85,6 +85,20 @@ def _adapted(model: Any, config: Any) -> Any:
         # Trainer switches checkpointing on, as its arguments say; this would do it by itself.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return get_peft_model(model, config)
+
+
+def chunk_losses() -> None:
+    """Models that train from now on compute their loss in chunks (`components/chunked_loss.py`)."""
+    plain = Trainer.train
+
+    @functools.wraps(plain)
+    def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_memkit.components.chunked_loss import install
+
+        install(trainer.model, self_check=False)  # which looks at numbers
+        return plain(trainer, *args, **kwargs)
+
+    Trainer.train = train
 
 
 def made_at(frame: types.FrameType | None, kind: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -9,10 +9,10 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
                                                       │ subclass prepares    │ "late": after it
 ```
 
-A request is a line of JSON on a socket, `{"fields": {…}, "adapter": {…}, "result": PATH, "quiet": true}`; the answer,
-when the forked process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at once `{"result": PATH,
-"too_late": true}` where something has acted on what would change. When the other end closes the socket, this process
-ends, with all that it forked.
+A request is a line of JSON on a socket, `{"fields": {…}, "adapter": {…}, "chunked_loss": false, "result": PATH,
+"quiet": true}`; the answer, when the forked process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at
+once `{"result": PATH, "too_late": true}` where something has acted on what would change. When the other end closes the
+socket, this process ends, with all that it forked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.live_arguments import Reads, changed
-from hf_memkit.prediction.child.adapters import give_adapters, made_at, with_adapters
+from hf_memkit.prediction.child.adapters import chunk_losses, give_adapters, made_at, with_adapters
 from hf_memkit.prediction.child.saves import remember_missing_folders
 from hf_memkit.prediction.trace_request import EARLY, LATE
 
@@ -150,6 +150,8 @@ class Forks:
                         if request["quiet"]:
                             _say_nothing()
                         self._asked, self._adapter = request["fields"], request["adapter"]
+                        if request["chunked_loss"]:
+                            chunk_losses()
                         self.begin(Path(request["result"]))
                         if arguments is not None and self._asked:
                             changed(arguments, self._asked)

@@ -18,6 +18,7 @@ import torch
 from accelerate.utils import HfDeepSpeedConfig
 from torch import nn
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
@@ -75,6 +76,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         or not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES),
         "device_map": has_device_map(base),
         "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
+        "chunkable_loss": _is_chunkable(trainer, base),
         "keeps_predictions": keeps_predictions(trainer),
         "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
         "trained_dtypes": sorted(
@@ -199,6 +201,16 @@ def _is_scaled(trainer: Any, model: Any) -> bool:
     code = _source(own) if own is not None else _source(type(model).forward)
     taken = code.partition(":\n")[2] if own is not None else code
     return not any(each in taken for each in _COUNTS)
+
+
+def _is_chunkable(trainer: Any, model: Any) -> bool:
+    """Whether the loss is transformers' of a causal language model, and nothing else reads the logits in training."""
+    if not isinstance(model, PreTrainedModel) or not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        return False
+    if trainer.args.label_smoothing_factor or trainer.compute_loss_func is not None:
+        return False
+    own = not type(trainer).compute_loss.__module__.startswith("transformers.")
+    return not own and model.get_output_embeddings() is not None and model.loss_function is ForCausalLMLoss
 
 
 def _source(function: Any) -> str:

@@ -25,7 +25,7 @@ from transformers import Trainer
 
 from hf_memkit.errors import MemkitError
 from hf_memkit.live_arguments import watch_reads
-from hf_memkit.prediction.child.adapters import adapters_from_its_first_line
+from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
@@ -93,6 +93,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     nowhere = Nowhere(out.path.with_name("written"))
     after = AfterTrain(tracer, boundary, evaluates, nowhere)
     trained = _at_train(traced, after, tracer.host, out)
+    if overrides.loss:
+        chunk_losses()
     if request.forks is not None:
 
         def begin(path: Path) -> None:
