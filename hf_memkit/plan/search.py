@@ -136,19 +136,18 @@ class Search:
         near = [_way(*free, losses[-1], saved, *small[:1]) for saved in checkpointing]
         leanest, leanest_near = _way(*free, *lean), _way(*free, *lean, *small[:1])
         yield list(dict.fromkeys([leanest, leanest_near]))
-        if not self._cannot_fit(leanest):
-            yield [
-                _way(*free, *quick),
-                *(_way(*free, loss, saved) for loss in losses[:-1] for saved in _ends(checkpointing)),
-            ]
-            if not self._all_fit():
-                yield [_way(*free, losses[-1], saved) for saved in checkpointing[1:-1]]
-        else:
+        fits, near_fits = not self._cannot_fit(leanest), not self._cannot_fit(leanest_near)
+        plain_ends = [_way(*free, loss, saved) for loss in losses[:-1] for saved in _ends(checkpointing)]
+        if not fits:
             self._exclude_ways(plain, leanest)
-        if not self._cannot_fit(leanest_near):
-            yield [_way(*free, *quick, *small[:1])]
-        else:
+        if not near_fits:
             self._exclude_ways(near, leanest_near)
+        yield [
+            *([_way(*free, *quick), *plain_ends] if fits else []),
+            *([_way(*free, *quick, *small[:1])] if near_fits else []),
+        ]
+        if fits and not self._all_fit():
+            yield [_way(*free, losses[-1], saved) for saved in checkpointing[1:-1]]
         chunked = [each for each in self.ways.get("loss with code", []) if each is not None and not self._all_fit()]
         yield [_way(*free, each, checkpointing[-1], *more) for each in chunked for more in ((), small[:1])]
         fitting = [each for each in chunked if self._fits_with(_way(*free, each, checkpointing[-1]))]
@@ -158,8 +157,7 @@ class Search:
         lacking = [each for each in precise if not self._whole_batch_fits(_way(*free, *quick, each))]
         yield [_way(*free, *saved, *small[:1], each) for each in lacking for saved in (lean, quick)]
         if not self._fits_with(leanest):
-            yield [_way(*lean, each) for each in engines]
-            yield [_way(*free, *lean, each) for each in small[1:]]
+            yield [*(_way(*lean, each) for each in engines), *(_way(*free, *lean, each) for each in small[1:])]
         else:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
         # It may need less or more than any of the above; each of its traces runs the script from its first line.

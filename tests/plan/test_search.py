@@ -69,7 +69,7 @@ def searched(judge: Formula, own: SetupCandidate = OWN, **known: Any) -> Search:
 
 def fastest(found: Search) -> SetupCandidate:
     fitting = [each for each in found.judged.values() if each.fits]
-    return min(fitting, key=lambda each: each.seconds or 0.0).candidate
+    return min(fitting, key=lambda each: (each.seconds or 0.0, len(each.candidate.choices))).candidate
 
 
 @pytest.mark.parametrize(
