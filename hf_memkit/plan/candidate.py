@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from hf_memkit.script_overrides import Overrides
@@ -108,6 +108,12 @@ class SetupCandidate:
     def code(self) -> str:
         """What has to be changed in the script by hand; empty: nothing."""
         return "\n".join(each.code for each in self.choices if each.code)
+
+    def with_result(self, said: str) -> SetupCandidate:
+        """The same, whose micro-batch does this to the result besides."""
+        group = max((self.batch_group, GROUPS[1]), key=GROUPS.index)
+        result = "; ".join(filter(None, (self.batch_result, said)))
+        return replace(self, batch_group=group, batch_result=result)
 
     def without(self, *slots: str) -> tuple[Alternative, ...]:
         """Its choices but those of these slots."""

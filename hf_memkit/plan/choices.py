@@ -32,7 +32,7 @@ __all__ = [
     "micro_batches",
     "of_batch",
     "refused",
-    "smaller_evaluation",
+    "smaller_evaluations",
     "undivided",
     "wrong_sequences",
 ]
@@ -116,9 +116,10 @@ def choices_for(
         also: other methods that are asked for: of `ADAPTERS`, and optimizers (`optim`).
         nvme_path: folder that DeepSpeed may swap to; None: it may not.
     """
+    losses = list(_losses(facts, machine, left_out))
     found: dict[str, list[Alternative | None]] = {
-        "loss": [None, *_losses(facts, machine, left_out)],
-        "loss with code": [None, *_chunked_losses(facts)],
+        "loss": [None, *losses],
+        "loss with code": [None, *([] if losses else _chunked_losses(facts))],
         "attention": list(_attentions(facts, left_out)) or [None],
         "optimizer": list(_fused(facts)) or [None],
         "checkpointing": list(_checkpointing(facts, left_out)),
@@ -133,17 +134,21 @@ def choices_for(
     return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
 
 
-def smaller_evaluation(facts: Mapping[str, Any], micro_batch: int) -> Alternative | None:
-    """Evaluations in batches of a micro-batch or less, whose predictions do not stay on the GPU; None: they are
-    already so."""
-    own = facts["arguments"].get("per_device_eval_batch_size") or 1
-    size = micro_batch if micro_batch < own else 1
-    settings: dict[str, Any] = {"arguments.per_device_eval_batch_size": size} if size < own else {}
-    said = [f"evaluation batch {size}"] if settings else []
-    if facts["keeps_predictions"]:
-        settings["arguments.eval_accumulation_steps"] = 1
-        said.append("predictions in RAM")
-    return Alternative("evaluation", ", ".join(said), settings) if settings else None
+def smaller_evaluations(facts: Mapping[str, Any], micro_batch: int) -> Iterator[Alternative]:
+    """Evaluations whose predictions do not stay on the GPU, in batches of a micro-batch, then of one row."""
+    arguments = facts["arguments"]
+    own = arguments.get("per_device_eval_batch_size") or 1
+    in_ram = {"arguments.eval_accumulation_steps": 1} if arguments.get("eval_accumulation_steps") is None else {}
+    for size in sorted({min(own, micro_batch), 1}, reverse=True):
+        if size < own:
+            settings = {"arguments.per_device_eval_batch_size": size, **in_ram}
+            # transformers 5.23.0: trainer.py, `evaluation_loop` repeats the mean of a batch for each of its rows
+            said = "eval_loss is averaged over other batches"
+            decides = arguments.get("load_best_model_at_end") or "plateau" in str(facts["schedule"])
+            group: Group = "nearly the same" if decides else "same result"
+            yield Alternative("evaluation", f"evaluation batch {size}", settings, group, said)
+        elif in_ram:
+            yield Alternative("evaluation", "predictions in RAM", in_ram)
 
 
 def micro_batches(sequences: int) -> list[int]:
@@ -225,8 +230,9 @@ def _losses(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> It
 
 
 def _chunked_losses(facts: Mapping[str, Any]) -> Iterator[Alternative]:
-    """For models that Liger has no kernels for: its fused loss needs no code."""
-    if facts["chunkable_loss"] and facts["model_type"] not in LIGER_OPTIONS:
+    """For those whom Liger has no kernels for: its fused loss needs no code."""
+    late = (facts["made_at"] or {}).get("model") == "model_init"  # it is made anew where training begins
+    if facts["chunkable_loss"] and not facts["arguments"].get("use_liger_kernel") and not late:
         yield Alternative(
             "loss", "chunked loss", {"loss.chunked": True}, result="the logits of a batch are never whole in memory",
             code=other_code.CHUNKED_LOSS,

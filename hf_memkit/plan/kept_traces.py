@@ -89,6 +89,7 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     own = hashlib.sha256()
-    for path in sorted((Path(__file__).resolve().parents[1] / "prediction").rglob("*.py")):
+    package = Path(__file__).resolve().parents[1]
+    for path in sorted([*(package / "prediction").rglob("*.py"), *(package / "components").glob("chunked_loss*.py")]):
         own.update(path.read_bytes())
     return {**found, "memkit": own.hexdigest()}

@@ -239,7 +239,10 @@ class _Edited:
     def chunk_loss(self, call: ast.Call, at: int | str | None) -> None:
         """Changes the model's loss in a line before the call: once, where that stands in no loop."""
         model, statement = _argument(call, at), self._statement(call)
-        if not isinstance(model, ast.Name | ast.Attribute) or statement is None or self._repeats(statement):
+        owner = model
+        while isinstance(owner, ast.Attribute):
+            owner = owner.value
+        if not isinstance(owner, ast.Name) or statement is None or self._repeats(statement):
             raise _Unsure
         begin = (statement.lineno, statement.col_offset)
         indent = self._lines[begin[0] - 1][: begin[1]].decode()

@@ -174,8 +174,11 @@ class Plan:
         nearer = GROUPS[: GROUPS.index(group) + 1]
         rivals = [self.best(each) for each in nearer]
         rivals += [each for each in others if each is not None and each.candidate.group in nearer[:-1]]
-        times = [each.seconds for each in rivals if each is not None and each.seconds]
-        return not times or (judged.is_priced and all((judged.seconds or 0.0) < _CLEARLY * each for each in times))
+        times = [each.seconds for each in rivals if each is not None]
+        return all(
+            seconds and judged.seconds and judged.is_priced and judged.seconds < _CLEARLY * seconds
+            for seconds in times
+        )
 
     def smallest(self) -> Judged | None:
         """Of those that do not fit, the one that needs least."""

@@ -32,7 +32,7 @@ from hf_memkit.plan.choices import (
     choices_for,
     of_batch,
     refused,
-    smaller_evaluation,
+    smaller_evaluations,
     undivided,
     wrong_sequences,
 )
@@ -273,7 +273,7 @@ def _search(
     per_gpu, (group, why) = _asked_for(sequences, facts) // judge.gpus, of_batch(facts)
     if group == "another method":
         left_out["another micro-batch"] = why
-    evaluation = functools.partial(smaller_evaluation, facts)
+    evaluation = functools.partial(smaller_evaluations, facts)
     search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit_s, judge.end, evaluation, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
@@ -443,30 +443,41 @@ class _Judge:
         found = self._tried(candidate)
         if found.facts is None:
             return found
-        facts = found.facts
-        steps, why = _steps(facts), ""
-        if steps != self.steps:
-            made, own, what = next(
-                each for each in zip(steps, self.steps, _LENGTHS, strict=True) if each[0] != each[1]
-            )
-            counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
-            why = f"{counted}the last batch of an epoch differs"
-        elif facts.get("schedule") != self.schedule:
-            why = "the script computes its learning rate, or another of its arguments, from what this changes"
-        elif self._compares_rows(found):
-            why = ROWS_COMPARED
-        elif facts.get("rows_digest") != self.rows_digest:
-            why = "it changes the rows of the training data"
-        attention = candidate.overrides.model.get("attn_implementation")
+        why, said = self._other_epoch(found.facts)
+        why = why or self._other_training(found)
+        if why:
+            return replace(found, fits=False, why=why, is_other=True)
+        return replace(found, candidate=candidate.with_result(said)) if said else found
+
+    def _other_epoch(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        """(how its steps differ from the script's; how only the rows of its last batches do). Empty: they do not."""
+        steps = _steps(facts)
+        if steps == self.steps:
+            return "", ""
+        made, own, what = next(each for each in zip(steps, self.steps, _LENGTHS, strict=True) if each[0] != each[1])
+        counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
+        said = f"{counted}the last batch of an epoch differs"
+        return ("", said) if what == _LENGTHS[-1] else (said, "")
+
+    def _other_training(self, found: Judged) -> str:
+        """How it is another training than the script's, of as many steps; empty: it is the same."""
+        facts = found.facts or {}
+        attention = found.candidate.overrides.model.get("attn_implementation")
         if attention not in (None, facts.get("attention")):
-            why = f"no option sets the attention of the script's model, which stays {facts['attention']}"
-        return replace(found, fits=False, why=why, is_other=True) if why else found
+            return f"no option sets the attention of the script's model, which stays {facts['attention']}"
+        if facts.get("schedule") != self.schedule:
+            return "the script computes its learning rate, or another of its arguments, from what this changes"
+        if self._compares_rows(found):
+            return ROWS_COMPARED
+        return "it changes the rows of the training data" if facts.get("rows_digest") != self.rows_digest else ""
 
     def _compares_rows(self, found: Judged) -> bool:
         """Whether both it and the script, in another micro-batch, multiply its rows with one another."""
         of_two = found.facts or {}, self.facts
         sizes = {each["arguments"]["per_device_train_batch_size"] for each in of_two if each}
-        return len(sizes) == 2 and bool(_between_rows(of_two[0]) & _between_rows(of_two[1]))
+        return len(sizes) == 2 and bool(
+            frozenset.intersection(*(each.get("row_products", frozenset()) for each in of_two))
+        )
 
     def end(self) -> None:
         """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""
@@ -519,22 +530,25 @@ def _of_trace(
     if ran.content["trace"].get("work") is None or ran.device != "cuda":
         return found
     work = Work.from_json(ran.content["trace"]["work"])
-    found = replace(found, facts={**about["plan"], "square_products": _square_products(work)})
+    found = replace(found, facts={**about["plan"], "row_products": _row_products(work, about["plan"])})
     return priced(found, work, about, pricing, gpus=gpus, accumulation=about["accumulation"])
 
 
-def _square_products(work: Work) -> tuple[tuple[int, int], ...]:
-    """(rows and columns, summed dimension) of products with as many rows as columns, each of them once."""
-    shapes = {each.shape for each in work.operations if each.kind == "matmul" and len(each.shape) == 4}
-    return tuple(sorted((m, k) for batch, m, n, k in shapes if batch == 1 and m == n))
-
-
-def _between_rows(facts: Mapping[str, Any]) -> set[tuple[int, int]]:
-    """Of a trace's square products those whose sides are the rows of a micro-batch, or two to four times as many
-    (anchors beside their pairs): (times, summed dimension). One trace may have one by chance, such as a classifier of
-    as many classes; traces of two micro-batches have the same one only if rows are compared."""
+def _row_products(work: Work, facts: Mapping[str, Any]) -> frozenset[tuple[int, int, int]]:
+    """Products whose two sides are the rows of a micro-batch, or some times as many (pairs, negatives beside them, the
+    rows of other GPUs): (times, times, summed dimension). One trace may have one by chance, such as a classifier with
+    as many classes; two micro-batches have the same one only if rows are compared."""
     rows = facts["arguments"]["per_device_train_batch_size"]
-    return {(times, k) for m, k in facts.get("square_products", ()) for times in range(1, 5) if m == times * rows}
+    shapes = {each.shape for each in work.operations if each.kind == "matmul" and len(each.shape) == 4}
+    return frozenset(
+        (m // rows, n // rows, k)
+        for batch, m, n, k in shapes
+        if batch == 1 and m % rows == n % rows == 0 and max(m, n) <= _MOST_TIMES * rows
+    )
+
+
+_MOST_TIMES: Final = 16
+"""More are tokens. Eight GPUs, with pairs."""
 
 
 def _pool() -> ProcessPoolExecutor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,8 +25,8 @@ from hf_memkit.plan.judged import Judged
 __all__ = ["LIMIT_S", "Search"]
 
 LIMIT_S: Final = 50.0
-"""From the script's own setup on: a whole plan then takes a minute more than the script's preparation
-(benchmarks/plan_search.py). What is being traced is waited for; after Ctrl-C it is ended."""
+"""From the script's own setup on: a whole plan then takes a minute more than the script's preparation, if that runs
+once (benchmarks/plan_search.py). What is being traced is waited for; after Ctrl-C it is ended."""
 
 AT_ONCE: Final = 2
 """Traces at a time."""
@@ -46,9 +46,9 @@ class Search:
         ways: choices by slot, from the fastest to the leanest; None is what the script does.
         batch: (group, in words): what another micro-batch does to the result.
         said: is told of each candidate that is judged.
-        limit_s: nothing is begun that may take longer than until then: as long as the longest so far.
+        limit_s: nothing is begun that would end later, if it takes as long as the others on average.
         end: ends what is being judged; called from the main thread, after Ctrl-C.
-        evaluation: for a micro-batch, what makes evaluations need less; None: nothing does.
+        evaluations: for a micro-batch, what makes evaluations need less, the largest first.
         per_gpu: sequences of one GPU in an optimizer step, in the place of the script's; 0: those.
 
     Attributes:
@@ -65,7 +65,7 @@ class Search:
     said: Callable[[Judged], None] = lambda _: None
     limit_s: float = LIMIT_S
     end: Callable[[], None] = lambda: None
-    evaluation: Callable[[int], Alternative | None] = lambda _: None
+    evaluations: Callable[[int], Iterable[Alternative]] = lambda _: ()
     per_gpu: int = 0
     judged: dict[SetupCandidate, Judged] = field(default_factory=dict)
     excluded: dict[SetupCandidate, str] = field(default_factory=dict)
@@ -73,7 +73,8 @@ class Search:
     stopped_by_hand: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _until: float = 0.0
-    _longest_s: float = 0.0
+    _judging_s: float = 0.0
+    _judgements: int = 0
 
     def run(self) -> None:
         """Judges the script's own setup, then ways to train, from the fastest to the leanest; then those that are
@@ -83,7 +84,7 @@ class Search:
             self._judged(self.own)
             with self._threads() as pool:
                 for ways in self._waves():
-                    list(pool.map(self._largest_that_fits, ways))
+                    list(pool.map(self._largest_that_fits, dict.fromkeys(ways)))
                     if self.stopped:
                         return
                 self._neighbours(pool)
@@ -284,14 +285,13 @@ class Search:
 
     def _with_smaller_evaluation(self, judged: Judged) -> Judged:
         """With other evaluations, where they are what does not fit: training is the same."""
-        if judged.prediction is None or judged.prediction.peak_phase != "evaluate":
-            return judged
-        candidate = judged.candidate
-        smaller = self.evaluation(candidate.micro_batch_size)
-        if smaller is None:
-            return judged
-        other = self._judged(self.candidate(candidate.micro_batch_size, (*candidate.choices, smaller)))
-        return other if other is not None and other.prediction is not None else judged
+        candidate, found = judged.candidate, judged
+        for smaller in self.evaluations(candidate.micro_batch_size):
+            if found.fits or found.prediction is None or found.prediction.peak_phase != "evaluate":
+                break
+            other = self._judged(self.candidate(candidate.micro_batch_size, (*candidate.choices, smaller)))
+            found = other if other is not None and other.prediction is not None else found
+        return found
 
     def _with_segments(self, judged: Judged) -> Judged:
         """With another setting of the allocator, where it is what the allocator reserves beyond its need that does not
@@ -336,12 +336,14 @@ class Search:
         if candidate in self.judged:
             return self.judged[candidate]
         began = time.monotonic()
-        if self.stopped or (began + self._longest_s > self._until and candidate != self.own):
+        likely_s = self._judging_s / max(1, self._judgements)
+        if self.stopped or (began + likely_s > self._until and candidate != self.own):
             self.stopped = True
             return None
         found = self.judge(candidate)
         with self._lock:
-            self._longest_s = max(self._longest_s, time.monotonic() - began)
+            self._judging_s += time.monotonic() - began
+            self._judgements += 1
             self.judged[candidate] = found
             self.excluded.pop(candidate, None)
             if found.is_other and found.why == ROWS_COMPARED:

@@ -200,7 +200,9 @@ def _to_give(plan: Plan) -> Iterator[str]:
     """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
     least = plan.smallest()
     if least is not None and least.prediction is not None and least.prediction.peak_phase == "evaluate":
-        yield "The evaluation needs most: use shorter rows in it."
+        rows = (least.facts or {}).get("arguments", {}).get("per_device_eval_batch_size") or 1
+        smaller = f"a --per_device_eval_batch_size below {rows}, or " if rows > 1 else ""
+        yield f"The evaluation needs most: use {smaller}shorter rows in it."
     one_by_one = least is not None and least.candidate.micro_batch_size == 1
     larger = _smallest_gpu(least.needs_bytes) if least is not None else ""
     named = (
@@ -242,8 +244,10 @@ def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]
 
 
 def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
-    """Setups that fit and need other code in the script."""
-    return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
+    """Setups that fit with other code in the script, which is shown."""
+    shown = {(each.candidate.code, each.candidate.group) for each in plan.with_code}
+    found = [each for each in plan.ranked if (each.candidate.code, each.candidate.group) in shown]
+    return [_row(plan, each, price) for each in found]
 
 
 def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:

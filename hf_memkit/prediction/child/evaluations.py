@@ -15,8 +15,7 @@ from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, on_host
 
 __all__ = [
-    "evaluate", "evaluated_again", "evaluation_of", "is_asked_for", "keep_evaluation", "keeps_predictions",
-    "largest_batch",
+    "evaluate", "evaluated_again", "evaluation_of", "is_asked_for", "keep_evaluation", "largest_batch",
 ]  # fmt: skip
 
 _EVALUATED: Final = 2
@@ -27,7 +26,7 @@ def is_asked_for(strategy: Any) -> bool:
     return str(getattr(strategy, "value", strategy)) != "no"
 
 
-def keeps_predictions(trainer: Any) -> bool:
+def _keeps_predictions(trainer: Any) -> bool:
     """Whether an evaluation keeps what the model gives on the GPU, until its last batch."""
     arguments = trainer.args
     if trainer.compute_metrics is None or arguments.prediction_loss_only or arguments.batch_eval_metrics:
@@ -43,7 +42,7 @@ def evaluation_of(trainer: Any, notes: list[str], *, worst: bool) -> tuple[Batch
     if not before and not is_asked_for(trainer.args.eval_strategy):
         return (), 0
     batches, more = _evaluation_batches(trainer, worst=worst)
-    if not keeps_predictions(trainer):
+    if not _keeps_predictions(trainer):
         return batches, 0
     notes.append(
         f"compute_metrics is not called; for it the GPU keeps the predictions of {more + len(batches)} evaluation "
@@ -115,7 +114,7 @@ def evaluated_again(
         trainer.eval_dataset = dataset
     try:
         batches, left_out = _evaluation_batches(trainer, worst=worst)
-        keeps = trainer.args.eval_accumulation_steps is None if predicts else keeps_predictions(trainer)
+        keeps = trainer.args.eval_accumulation_steps is None if predicts else _keeps_predictions(trainer)
         with traced():
             evaluate(trainer, batches, None, left_out if keeps else 0, predicts=predicts)
     finally:

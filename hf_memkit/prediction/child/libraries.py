@@ -17,12 +17,13 @@ Each is installed before the case, in the child process only, and where the setu
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib.util
 import inspect
-import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -100,7 +101,7 @@ def install_library_rules(setup: Setup, *, on_gpu: bool) -> None:
         _wide_states()
     if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
         raise Unmodelled("use_liger_kernel: the trace needs liger-kernel and triton; run: pip install liger-kernel")
-    if on_gpu and _installed("triton", "liger_kernel"):
+    if on_gpu and _installed("triton"):
         _kernels_are_not_launched()
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         _rows_are_packed(with_masks=not _with_flash_package(setup))
@@ -225,18 +226,22 @@ def _multiplies(function: Any) -> bool:
     from triton.runtime.jit import JITFunction
 
     try:
-        lines = inspect.getsource(function).splitlines()
-    except (OSError, TypeError):
+        code = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
         return True
-    code = "\n".join(line.partition("#")[0] for line in lines)
-    if _PRODUCT.search(code):
-        return True
-    names = set(re.findall(r"\w+", code)) - {function.__name__}
-    others = (getattr(function, "__globals__", {}).get(name) for name in names)
-    return any(_multiplies(_kernel(each)) for each in others if isinstance(each, JITFunction))
-
-
-_PRODUCT: Final = re.compile(r"\bdot(?:_scaled)?\(")
+    known = getattr(function, "__globals__", {})
+    called = []
+    for node in ast.walk(code):
+        if isinstance(node, ast.Call):
+            of = node.func
+            name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+            if name in ("dot", "dot_scaled"):
+                return True
+            owner = (
+                known.get(of.value.id) if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else None
+            )
+            called.append(getattr(owner, name, None) if owner is not None else known.get(name))
+    return any(_multiplies(_kernel(each)) for each in called if isinstance(each, JITFunction))
 
 
 def _bitsandbytes_optimizers() -> None:

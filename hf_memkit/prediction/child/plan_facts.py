@@ -22,7 +22,6 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
-from hf_memkit.prediction.child.evaluations import keeps_predictions
 from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
@@ -77,7 +76,6 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "device_map": has_device_map(base),
         "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
         "chunkable_loss": _is_chunkable(trainer, base),
-        "keeps_predictions": keeps_predictions(trainer),
         "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
         "trained_dtypes": sorted(
             {str(each.dtype).removeprefix("torch.") for each in parameters if each.requires_grad}
