@@ -18,8 +18,6 @@ from hf_memkit.cli import main
 from hf_memkit.script_overrides import read_plan
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.tracing
-
 TINY = """
 import pathlib, sys, time
 import torch
@@ -58,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.tracing
 def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: a setup that does not fit proposed, another optimizer step than the script's, settings that are
     written and not read, keys of the JSON that go, output of the script between its braces, files that it leaves."""
@@ -118,7 +117,7 @@ def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
     evaluated = "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
     (folder / "train.py").write_text(TINY.replace("train_dataset=rows", evaluated))
     own = [*OWN[:-3], "2", "--max_steps", "4", "--eval_strategy", "epoch", "--per_device_eval_batch_size", "64"]
-    assert main(["plan", "train.py", "--gpu", "T4", "--gpu-memory", "1200MB", "--limit", "10", "--json", *own]) == 0
+    assert main(["plan", "train.py", "--gpu", "T4", "--gpu-memory", "1200MB", "--json", *own]) == 0
     found = json.loads(capsys.readouterr().out)
     best = next(each for each in found["setups"] if each["name"] == found["best"])
     assert best["group"] == "same result" and "evaluation batch" in best["name"]
