@@ -332,7 +332,7 @@ def test_the_page_s_example_is_what_is_written(folder: Path) -> None:
 
 
 KNOWN: dict[str, Any] = {
-    "arguments": {}, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
+    "arguments": {}, "chunkable_loss": False, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
     "device_map": False,
     "loaded_at": {}, "made_at": None, "model_class": "LlamaForCausalLM", "model_type": "llama",
     "supports_checkpointing": True, "supports_sdpa": True, "attention": "sdpa", "trained_dtypes": ["bfloat16"],
