@@ -332,8 +332,8 @@ def test_the_page_s_example_is_what_is_written(folder: Path) -> None:
 
 
 KNOWN: dict[str, Any] = {
-    "arguments": {}, "chunkable_loss": False, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
-    "device_map": False,
+    "arguments": {}, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
+    "device_map": False, "chunkable_loss": False,
     "loaded_at": {}, "made_at": None, "model_class": "LlamaForCausalLM", "model_type": "llama",
     "supports_checkpointing": True, "supports_sdpa": True, "attention": "sdpa", "trained_dtypes": ["bfloat16"],
     "padding_free": False,
