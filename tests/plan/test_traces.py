@@ -15,7 +15,7 @@ from transformers import GPT2Config
 from hf_memkit.errors import ScriptFailed
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.choices import choices_for
-from hf_memkit.plan.planning import plan_script
+from hf_memkit.plan.planning import _steps, plan_script
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.script_overrides import Overrides
@@ -133,7 +133,7 @@ def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) 
     plan that trains on other rows than the script."""
     arguments = (*OWN, "--dataloader_drop_last", "True", "--num_train_epochs", "1")
     plan = plan_script(
-        UserScript.found("train.py", arguments), described_machine("T4", "520MiB", None, None), limit_s=20
+        UserScript.found("train.py", arguments), described_machine("T4", "520MiB", None, None), limit_s=8
     )
     assert plan.own.facts is not None and plan.own.facts["steps"] == 3
     assert {each.candidate.micro_batch_size for each in plan.traced} <= {4, 8}
@@ -189,13 +189,15 @@ def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
     """100 rows on two GPUs, 8 each: 112 with those that are taken again to fill the last batch; with 16 each 128, in
     as many steps. Would notice: "same result" for an epoch of other rows; nothing left to try on several GPUs."""
     (folder / "train.py").write_text(SCRIPT.replace("* 30", "* 100"))
-    for more, differs in (((), True), (("--max_steps", "2"), False)):
-        script = UserScript.found("train.py", (*OWN, "--gradient_accumulation_steps", "2", *more))
-        found = plan_script(script, described_machine("T4", None, None, None), gpus=2, limit_s=1)
-        assert found.own.facts is not None and found.own.facts["rows_an_epoch"] == 112
-        large = [each.candidate for each in found.traced if each.candidate.micro_batch_size == 16]
-        assert large and all(("128 rows an epoch instead of 112" in each.result) is differs for each in large)
-        assert not differs or {each.group for each in large} == {"nearly the same"}
+    script = UserScript.found("train.py", (*OWN, "--gradient_accumulation_steps", "2"))
+    found = plan_script(script, described_machine("T4", None, None, None), gpus=2, limit_s=1)
+    own = found.own.facts
+    assert own is not None and own["rows_an_epoch"] == 112
+    large = [each.candidate for each in found.traced if each.candidate.micro_batch_size == 16]
+    assert large and all("128 rows an epoch instead of 112" in each.result for each in large)
+    assert {each.group for each in large} == {"nearly the same"}
+    short = {**own, "steps": own["steps_an_epoch"] - 1}
+    assert _steps(short) == _steps({**short, "rows_an_epoch": 128}), "no epoch ends"
 
 
 def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:
