@@ -443,6 +443,10 @@ class _Judge:
         found = self._tried(candidate)
         if found.facts is None:
             return found
+        attention = candidate.overrides.model.get("attn_implementation")
+        if attention not in (None, found.facts.get("attention")):  # with every micro-batch: no other is tried
+            why = f"no option sets the attention of the script's model, which stays {found.facts['attention']}"
+            return replace(found, prediction=None, fits=False, why=why, is_other=True)
         why, said = self._other_epoch(found.facts)
         why = why or self._other_training(found)
         if why:
@@ -462,9 +466,6 @@ class _Judge:
     def _other_training(self, found: Judged) -> str:
         """How it is another training than the script's, of as many steps; empty: it is the same."""
         facts = found.facts or {}
-        attention = found.candidate.overrides.model.get("attn_implementation")
-        if attention not in (None, facts.get("attention")):
-            return f"no option sets the attention of the script's model, which stays {facts['attention']}"
         if facts.get("schedule") != self.schedule:
             return "the script computes its learning rate, or another of its arguments, from what this changes"
         if self._compares_rows(found):
