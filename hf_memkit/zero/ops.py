@@ -145,8 +145,8 @@ def _build_one(name: str) -> None:
             output.seek(0)
             lines = [line for line in f"{output.read()}\n{error}".splitlines() if line.strip()]
             raise RunError(
-                f"DeepSpeed's {name} does not build. Check what is missing: memkit doctor. Last lines: "
-                f"{' | '.join(lines[-5:])[-800:]}"
+                f"DeepSpeed's {name} does not build: {' | '.join(lines[-5:])[-800:]}; check what is missing: "
+                f"memkit doctor"
             ) from error
 
 
