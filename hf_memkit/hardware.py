@@ -179,16 +179,45 @@ def _variant(known_name: str) -> str:
     return name if rates_of(name) in VARIANTS.values() else known_name
 
 
+_OTHER_MAKERS: Final = {
+    "AMD": r"\b(mi\d{2,3}\w*|radeon|rx ?\d{4}\w*|w[67]\d00|instinct)\b",
+    "Apple": r"^\s*(apple )?m[1-9]( (pro|max|ultra))?\s*$|\bmps\b",
+    "Google": r"\btpu\b|^\s*v[2-7](e|p|-\d+)\s*$",
+    "Huawei": r"\bascend\b|\bnpu\b|\b910[abc]?\b",
+    "Intel": r"\barc\b|\bgaudi ?\d?\b|\bhpu\b|\bxpu\b|\bponte vecchio\b",
+    "Amazon": r"\btrainium\d?\b|\binferentia\d?\b",
+}
+"""Maker → what its accelerators are called."""
+
+
 def _proposed(name: str, by_key: Mapping[str, str]) -> str:
-    """What to write in the place of a GPU's name that is not known."""
+    """What to write instead of an unknown GPU's name."""
     if re.fullmatch(r"\s*[1-9]\d{0,2}\s*", name):
         return f"did you mean {name.strip()}GB?"
+    for maker, pattern in _OTHER_MAKERS.items():
+        if re.search(pattern, name, re.IGNORECASE):
+            return f"memkit predicts NVIDIA GPUs only, and this is one of {maker}'s"
+    several = re.fullmatch(r"\s*(?P<count>\d{1,2})\s*[x×*]\s*(?P<gpu>\D.*)", name, re.IGNORECASE)
+    several = several or re.fullmatch(r"(?P<gpu>.*\d.*?)\s*[x×*]\s*(?P<count>\d{1,2})\s*", name, re.IGNORECASE)
+    if several:
+        return f'for several GPUs of one machine write --gpu "{several["gpu"].strip()}" --gpus {several["count"]}'
     key = _key(name)
-    near = [named for known, named in by_key.items() if key and known.startswith(key)]
-    near = near or [by_key[known] for known in difflib.get_close_matches(key, by_key, n=2)]
+    if not key:  # the shell has cut "RTX 4090" in two
+        return 'a name with a space needs quotes: --gpu "RTX 4090"'
+    near = [named for known, named in by_key.items() if known.startswith(key)]
+    near = near or [by_key[known] for known in difflib.get_close_matches(key, by_key, n=2) if _same_number(key, known)]
     by_size = "give its memory instead, such as 16GB"
     listed = " or ".join(map(repr, dict.fromkeys(near[:_MOST_NAMED])))
     return f"did you mean {listed}? For another GPU {by_size}" if near else by_size
+
+
+def _same_number(one: str, other: str) -> bool:
+    """Whether the digits of one name are those of the other, or lack some: a GTX 1080 is no misspelt RTX 2080."""
+    if one.isdigit():
+        return False
+    digits = sorted(("".join(filter(str.isdigit, name)) for name in (one, other)), key=len)
+    rest = iter(digits[1])
+    return all(digit in rest for digit in digits[0])
 
 
 def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:

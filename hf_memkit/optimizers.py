@@ -17,7 +17,6 @@ from typing import Final, Literal
 
 __all__ = [
     "CLASSES",
-    "EXTRAS",
     "OPTIMIZERS",
     "SMALLEST_QUANTISED",
     "TORCHAO_BLOCKS",
@@ -27,6 +26,7 @@ __all__ = [
     "Shapes",
     "States",
     "find_optimizer",
+    "install_command",
     "paged_form",
     "techniques_of",
 ]
@@ -35,17 +35,8 @@ SMALLEST_QUANTISED: Final = 4096
 """Elements below which no state is quantised (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0:
 optim/adam.py 78)."""
 
-EXTRAS: Final = {
-    "apollo_torch": "optimizers",
-    "bitsandbytes": "gpu",
-    "galore_torch": "optimizers",
-    "grokadamw": "optimizers",
-    "lomo_optim": "optimizers",
-    "optimi": "optimizers",
-    "schedulefree": "optimizers",
-    "torchao": "gpu",
-}
-"""Import name of an optimizer's package → the extra of hf-memkit that brings it."""
+_DISTRIBUTIONS: Final = {"optimi": "torch-optimi"}
+"""Import name → pip's name, where more than `_` and `-` differs."""
 
 _BNB_BLOCK: Final = 256
 """bitsandbytes 0.50.2: optim/optimizer.py 528."""
@@ -219,7 +210,7 @@ class Optimizer:
         name: a value of `optim`; or a pattern of `module:Class`, upper or lower case, as `fnmatch` reads it.
         algorithm: what steps. Two rows of one algorithm compute the same but for rounding.
         technique: the technique that chooses it; empty if there is none.
-        packages: import names of what it needs beyond the core dependencies; `EXTRAS` has what brings them.
+        packages: import names of what it needs beyond the core dependencies; `install_command` brings them.
         states: bytes of its states; AdamW's where no other formula is known.
         bits: of a state.
         reads: what Trainer reads of `optim_args` for it; None: it takes whatever it is given.
@@ -411,6 +402,15 @@ def find_optimizer(name: str) -> Optimizer:
     if ":" not in name:
         return OPTIMIZERS.get(name, _UNKNOWN)
     return next((row for row in CLASSES if fnmatchcase(name.lower(), row.name.lower())), _UNKNOWN)
+
+
+def install_command(package: str) -> str:
+    """What installs a package, by its import name.
+
+    >>> install_command("optimi"), install_command("liger_kernel")
+    ('pip install torch-optimi', 'pip install liger-kernel')
+    """
+    return f"pip install {_DISTRIBUTIONS.get(package, package.replace('_', '-'))}"
 
 
 def paged_form(optim: str) -> str:

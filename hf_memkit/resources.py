@@ -1,4 +1,4 @@
-"""Finds `recipes/` and `ds_configs/`: inside the installed package, or beside it in a checkout.
+"""Finds `recipes/` and `ds_configs/`, inside the installed package or beside it in a checkout, and pages of `docs/`.
 
 A file's stem is its name; there is no registry to keep.
 """
@@ -6,13 +6,21 @@ A file's stem is its name; there is no registry to keep.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from hf_memkit.errors import InputError, did_you_mean
 
-__all__ = ["find", "folder", "names"]
+__all__ = ["REPOSITORY", "documentation", "find", "folder", "names"]
+
+REPOSITORY: Final = "https://github.com/hf-memkit/hf-memkit"
 
 _PACKAGE = Path(__file__).resolve().parent
 _SUFFIX = {"recipes": ".yaml", "ds_configs": ".json"}
+
+
+def documentation(page: str) -> str:
+    """URL of a page of `docs/`, such as `"plan.md"`: an installation has none."""
+    return f"{REPOSITORY}/blob/main/docs/{page}"
 
 
 def folder(kind: str) -> Path:

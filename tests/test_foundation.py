@@ -228,13 +228,34 @@ def test_gpus_are_known_by_any_spelling(spelling: str, name: str) -> None:
         ("v100", ["V100 16GB", "V100 32GB"]),
         ("RTX 4060 Ti", ["RTX 4060 Ti 16GB"]),
         ("GTX 1080", []),
-        ("", []),
+        ("GTX 1080 Ti", []),
+        ("3090 Ti", ["RTX 3090"]),
     ],
 )
 def test_an_unknown_gpu_gets_the_nearest_names_and_a_way_out(name: str, proposed: list[str]) -> None:
     with pytest.raises(InputError, match="its memory instead, such as 16GB") as error:
         named_gpu(name)
     assert [card for card in KNOWN_GPUS if repr(card) in str(error.value)] == proposed
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("8xA100 80GB", '--gpu "A100 80GB" --gpus 8'),
+        ("A100x4", '--gpu "A100" --gpus 4'),
+        ("2 x RTX 4090", '--gpu "RTX 4090" --gpus 2'),
+        ("RTX", '--gpu "RTX 4090"'),
+        ("MI300X", "AMD"),
+        ("M3 Max", "Apple"),
+        ("TPU v4", "Google"),
+        ("Gaudi2", "Intel"),
+    ],
+)
+def test_another_kind_of_name_gets_its_own_answer(name: str, answer: str) -> None:
+    """Would notice: an accelerator of another maker that is to be described by its memory, as if it were NVIDIA's."""
+    with pytest.raises(InputError, match=re.escape(answer)) as error:
+        named_gpu(name)
+    assert "its memory" not in str(error.value)
 
 
 def test_a_number_for_a_gpu_is_its_size() -> None:

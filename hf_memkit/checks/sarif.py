@@ -11,10 +11,10 @@ from urllib.parse import quote
 from hf_memkit._version import __version__
 from hf_memkit.checks.reading import key_lines
 from hf_memkit.checks.rule import RULES, Problem, Severity
+from hf_memkit.resources import REPOSITORY, documentation
 
 __all__ = ["sarif"]
 
-_SOURCE: Final = "https://github.com/hf-memkit/hf-memkit"
 _LEVELS: Final[Mapping[Severity, str]] = {"error": "error", "warning": "warning", "hint": "note"}
 
 
@@ -25,7 +25,7 @@ def sarif(problems: Sequence[Problem]) -> dict[str, Any]:
     driver = {
         "name": "memkit",
         "version": __version__,
-        "informationUri": _SOURCE,
+        "informationUri": REPOSITORY,
         "rules": [_rule(rule) for rule in ids],
     }
     results = [_result(problem, ids.index(problem.rule), lines.get(problem.file, {})) for problem in problems]
@@ -44,7 +44,7 @@ def _rule(id: str) -> dict[str, Any]:
         "id": id,
         "shortDescription": {"text": rule.why},
         "help": {"text": f"Fix: {rule.fix}. Source: {rule.source}."},
-        "helpUri": f"{_SOURCE}/blob/main/docs/checks.md",
+        "helpUri": documentation("checks.md"),
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
     }
 

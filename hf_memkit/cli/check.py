@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram
+from hf_memkit.resources import documentation
 from hf_memkit.user_files import user_path
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _print(problems: list[Problem], files: list[str]) -> None:
             console.print(f"{said} {escape(shown)}")
             console.print(f"    {escape(problem.why)} [dim]({problem.rule})[/dim]")
             console.print(f"    → {escape(problem.fix)}")
-    console.print("All rules with their sources: docs/checks.md")
+    console.print(f"All rules with their sources: {documentation('checks.md')}", soft_wrap=True)
 
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}

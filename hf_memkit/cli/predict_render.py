@@ -11,10 +11,12 @@ from rich.text import Text
 
 from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import plain_table
+from hf_memkit.prediction import summary
+from hf_memkit.prediction.summary import peak, size_text
 from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.report.palette import CATEGORY_COLOURS
 from hf_memkit.report.sanitize import text
-from hf_memkit.units import format_gib, format_size
+from hf_memkit.units import format_gib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,8 +49,6 @@ _SMALLER: Final = {
 _SHORT_ANSWER: Final = 232
 _SHORT_LINE: Final = 140
 """Characters of a paragraph of `--short`, verdict and advice or anything else: three lines of 80 columns, and two."""
-_SMALLEST_PART: Final = 0.001
-"""Of the peak: what `--short` still lists."""
 
 
 def show(
@@ -139,17 +139,7 @@ def basis(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Text]:
 
 def brief(prediction: Prediction) -> list[Text]:
     """The peak by category and by phase in a few lines, for `--short`."""
-    held = sorted(prediction.categories.items(), key=lambda item: -item[1])
-    enough = _SMALLEST_PART * prediction.peak_allocated_bytes
-    categories = ", ".join(f"{name} {_size(size)}" for name, size in held if size > enough)
-    phases = ", ".join(f"{name} {_size(allocated)}" for name, (allocated, _) in prediction.phases.items())
-    lines = [
-        peak(prediction),
-        f"Made of: {categories}",
-        f"By phase: {phases}",
-        f"Confidence: {prediction.confidence.level}, {prediction.confidence.measured}",
-    ]
-    return [Text(f"{text(line, _SHORT_LINE)}.") for line in lines]
+    return [Text(f"{text(line, _SHORT_LINE)}.") for line in summary.lines(prediction)]
 
 
 def title_of(setup: Setup) -> str:
@@ -181,20 +171,10 @@ def accumulated(setup: Setup) -> str:
     return f", {setup.accumulation} micro-batches a step" if setup.accumulation > 1 else ""
 
 
-def peak(prediction: Prediction) -> str:
-    """Where the peak is, as far as a trace says."""
-    where = f"in {prediction.peak_phase}"
-    if prediction.peak_operation:
-        where += f", at {prediction.peak_operation}"
-    if prediction.peak_module:
-        where += f" of {prediction.peak_module}"
-    return f"Peak allocated on the GPU: {_size(prediction.peak_allocated_bytes)}, {where}"
-
-
 def _bars(prediction: Prediction, width: int) -> Table:
     """A bar a category; the largest is as long as the terminal lets it."""
     peak, categories = prediction.peak_allocated_bytes, prediction.categories
-    rows = [(name, _size(size), f"{100 * size / peak:.0f} %" if size else "") for name, size in categories.items()]
+    rows = [(name, size_text(size), f"{100 * size / peak:.0f} %" if size else "") for name, size in categories.items()]
     taken = sum(max(map(len, column)) + _GAP for column in zip(*rows, strict=True))
     longest, highest = max(_SHORTEST, width - taken), max(categories.values())
     table = Table.grid(padding=(0, _GAP, 0, 0))
@@ -214,7 +194,7 @@ def _phases(prediction: Prediction) -> Table:
         column.justify = "right"
     table.padding = (0, 2, 0, 0)
     for name, (allocated, reserved) in prediction.phases.items():
-        table.add_row(name, _size(allocated), _size(reserved))
+        table.add_row(name, size_text(allocated), size_text(reserved))
     return table
 
 
@@ -229,14 +209,14 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     """What the allocator takes, the least that it needs, and what the machine holds."""
     low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
-    outside = _size(prediction.outside_allocator_bytes)
+    outside = size_text(prediction.outside_allocator_bytes)
     beyond = " at least" if prediction.confidence.level == "formula" else ""
     return {
         "reserved": f"{_range(low, high)}{beyond}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
-        "smallest cap": f"{_size(prediction.smallest_cap_bytes)}{beyond}: with less, training runs out of memory",
-        "host": f"RAM {_size(prediction.host_rss_bytes)}, page-locked RAM {_size(prediction.pinned_bytes)}, "
-        f"disk {_size(prediction.disk_bytes)}",
+        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}{beyond}: with less, training runs out of memory",
+        "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
+        f"disk {size_text(prediction.disk_bytes)}",
     }
 
 
@@ -261,7 +241,7 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
     smaller = _SMALLER.get(what, "a smaller --batch-size or --sequence-length")
     largest, lines = prediction.largest_category, []
     if lacks_room(prediction):
-        lines.append(f"Largest part of the peak: {largest}, {_size(prediction.categories[largest])}.")
+        lines.append(f"Largest part of the peak: {largest}, {size_text(prediction.categories[largest])}.")
     if prediction.verdict == "tight":
         return [*lines, f"To leave room, give {smaller}."]
     if instead is not None:
@@ -287,10 +267,4 @@ def lacks_room(prediction: Prediction) -> bool:
 
 
 def _range(low: int, high: int) -> str:
-    return _size(low) if _size(low) == _size(high) else f"{_size(low)} to {_size(high)}"
-
-
-def _size(size_bytes: int | None) -> str:
-    if size_bytes is None:
-        return "not modelled"
-    return format_size(size_bytes) if size_bytes else "0"
+    return size_text(low) if size_text(low) == size_text(high) else f"{size_text(low)} to {size_text(high)}"

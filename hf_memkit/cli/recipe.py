@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hf_memkit.cli.options import MORE, Short
+from hf_memkit.resources import documentation
 from hf_memkit.user_files import user_path
 
 __all__ = ["EXAMPLES", "recipe"]
@@ -45,7 +46,7 @@ def recipe(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Your data: a file, a folder or a hub ID (docs/your-own-recipe.md has the formats)."),
+        typer.Option(help=f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}"),
     ] = None,
     gpu: Annotated[
         str | None,

@@ -86,7 +86,7 @@ def _gpu_extra() -> Check:
     if not absent:
         return Check(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
     found = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
-    return Check(_GROUP, "for a GPU", "warning", found, "pip install 'hf-memkit[gpu]'")
+    return Check(_GROUP, "for a GPU", "warning", found, f"pip install {' '.join(absent)}")
 
 
 def _launchers() -> list[Check]:

@@ -14,9 +14,10 @@ from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
 from hf_memkit.hardware import Machine
 from hf_memkit.liger_support import LIGER_OPTIONS
-from hf_memkit.optimizers import EXTRAS, OPTIMIZERS
+from hf_memkit.optimizers import OPTIMIZERS, install_command
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative, Group
+from hf_memkit.resources import documentation
 from hf_memkit.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_files import user_path
@@ -50,7 +51,8 @@ IN_NO_PLAN: Final[LeftOut] = {
     "packing": "it changes which tokens an optimizer step has, and so how many steps an epoch has",
     "torch_compile": "a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
     "half weights with stochastic rounding": (
-        "Trainer's optim has no such optimizer; for your script: docs/techniques/optimizers.md#adamw-8bit-stochastic"
+        "Trainer's optim has no such optimizer; for your script: "
+        + documentation("techniques/optimizers.md#adamw-8bit-stochastic")
     ),
 }
 """What no plan has, whatever the script."""
@@ -381,9 +383,8 @@ def _methods(
         optimizer = OPTIMIZERS[name]
         missing = [each for each in optimizer.packages if importlib.util.find_spec(each) is None]
         if facts["own_optimizer"] or missing:
-            how = f': pip install "hf-memkit[{EXTRAS[missing[0]]}]"' if missing and missing[0] in EXTRAS else ""
             own = "the script creates its own optimizer"
-            left_out[name] = f"{missing[0]} is not installed here{how}" if missing else own
+            left_out[name] = f"{missing[0]} is not installed here: {install_command(missing[0])}" if missing else own
             continue
         said = f"{name}: another optimizer, which needs its own learning rate"
         settings: dict[str, Any] = {"arguments.optim": name}

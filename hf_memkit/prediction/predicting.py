@@ -33,6 +33,7 @@ from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one
+from hf_memkit.resources import documentation
 from hf_memkit.setup import Setup
 from hf_memkit.techniques import ledger as formulas
 from hf_memkit.techniques.allocator import VARIABLE
@@ -146,7 +147,7 @@ _ON: Final[dict[Device, str]] = {"cuda": "fake CUDA tensors", "cpu": "fake CPU t
 _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
 
 
-MEASURED_ON: Final = "GPUs of others: docs/predict.md"
+MEASURED_ON: Final = f"GPUs of others: {documentation('predict.md')}"
 """Where traces were compared with trainings: benchmarks/results/published.json."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from hf_memkit.hardware import Machine
+from hf_memkit.prediction import summary
 from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.units import GIB
@@ -136,6 +137,14 @@ class Prediction:
     def with_notes(self, *notes: str) -> Prediction:
         """Another prediction with these notes added, each once."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+    def __str__(self) -> str:
+        """The verdict, the peak, its categories and the phases: `repr` has every number."""
+        return "\n".join(f"{line}." for line in (summary.headline(self), *summary.lines(self)))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return summary.as_html(self)
 
     def to_json(self) -> dict[str, Any]:
         return {

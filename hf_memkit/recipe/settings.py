@@ -14,6 +14,7 @@ from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
 from hf_memkit.request import Request, refuse_too_long
+from hf_memkit.resources import documentation
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.units import GIB, format_size, parse_size
@@ -230,7 +231,7 @@ def summing_note(setup: Setup) -> str | None:
         )
     return (
         f"The gradients of the {count} micro-batches of a step are summed in bf16{cost} "
-        f"(docs/techniques/precision.md). A larger micro-batch needs fewer sums."
+        f"({documentation('techniques/precision.md')}). A larger micro-batch needs fewer sums."
     )
 
 

@@ -24,6 +24,7 @@ from hf_memkit.record_types import (
 from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
 from hf_memkit.report.rank_reader import Attempt, RankReader
 from hf_memkit.report.sanitize import few, text
+from hf_memkit.resources import REPOSITORY
 
 __all__ = ["RankRun", "Run", "RunReader", "load_run"]
 
@@ -236,7 +237,7 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     if newest_schema > SCHEMA:
         notes.append(
             f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing. "
-            "Run: pip install --upgrade hf-memkit"
+            f"Run: pip install --upgrade git+{REPOSITORY}"
         )
     broken = sum(unreadable.values())
     if broken:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from hf_memkit.errors import InputError, SettingError
+from hf_memkit.resources import documentation
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
@@ -41,7 +42,7 @@ def global_batch(setup: Setup) -> Setup:
     )
     return setup.with_notes(
         f"The learning rate belongs to the {whole} sequences a step: splitting them differently leaves it as it is. "
-        f"For another global batch see docs/techniques/batch.md."
+        f"For another global batch see {documentation('techniques/batch.md')}."
     )
 
 

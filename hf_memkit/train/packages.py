@@ -7,14 +7,11 @@ import re
 from typing import Final
 
 from hf_memkit.errors import MissingPackageError
-from hf_memkit.optimizers import EXTRAS, find_optimizer
+from hf_memkit.optimizers import find_optimizer, install_command
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 
 __all__ = ["missing_package", "needed_packages", "require_packages"]
-
-_EXTRA: Final = {**EXTRAS, "liger_kernel": "gpu", "trl": "sft"}
-"""Import name → the extra of hf-memkit that brings it."""
 
 _USED_BY: Final = {
     "bitsandbytes": r"model\.quantization=",
@@ -67,6 +64,5 @@ def missing_package(setup: Setup) -> str | None:
     trainer = str(setup.get("trainer.class", "transformers:Trainer"))
     for package, name in {**needed_packages(setup), **_of_trainer(trainer)}.items():
         if importlib.util.find_spec(package) is None:
-            what = f"'hf-memkit[{_EXTRA[package]}]'" if package in _EXTRA else package
-            return f"{package} (for {name}), which is not installed; run: pip install {what}"
+            return f"{package} (for {name}), which is not installed; run: {install_command(package)}"
     return None

@@ -55,6 +55,14 @@ def names_in_the_design() -> set[str]:
     return set(re.findall(r"`([a-z_]+)`", sentence[1])) - {"fits", "tight"}
 
 
+def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
+    judged = made(peak_module="lm_head<0>").judged(MACHINE)
+    shown, page = str(judged), judged._repr_html_()
+    assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
+    assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
+    assert str(made()).startswith("NO VERDICT")
+
+
 def test_json_has_the_names_of_the_design() -> None:
     told = made().judged(MACHINE).to_json()
     named = names_in_the_design()

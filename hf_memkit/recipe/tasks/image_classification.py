@@ -79,9 +79,7 @@ class _ImageClassification(Task):
     def read(self, setup: Setup) -> tuple[Any, tuple[str, ...], str, bool]:
         """(rows, labels, what a person reads, whether they bring a held-out part)."""
         if importlib.util.find_spec("PIL") is None:
-            raise MissingPackageError(
-                "images need pillow, which is not installed; run: pip install 'hf-memkit[vision]'"
-            )
+            raise MissingPackageError("images need pillow, which is not installed; run: pip install pillow")
         source = source_of(setup, any_ending=True)
         if source is None:
             return *_made_up(), False
