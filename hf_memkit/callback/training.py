@@ -279,6 +279,7 @@ def _print_summary(run: Run, *, on_stderr: bool) -> None:
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     width = min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
-    tqdm.write(
-        text_report(run, width), sys.stderr if on_stderr else sys.stdout
-    )  # a plain print would land in the middle of a progress bar
+    stream = sys.stderr if on_stderr else sys.stdout
+    # A plain print would land in the middle of a progress bar; in a file the bar's line is not overwritten.
+    behind_a_bar = bool(getattr(tqdm, "_instances", ())) and not stream.isatty()
+    tqdm.write("\n" * behind_a_bar + text_report(run, width), stream)

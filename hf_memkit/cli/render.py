@@ -15,7 +15,7 @@ from hf_memkit.cli import predict_render
 from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import ledger_table, settings_list, short_value
 from hf_memkit.report.sanitize import text
-from hf_memkit.units import GIB, format_size
+from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,8 @@ def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
     if metrics := result.get("metrics"):
         say(f"Evaluated: {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}.")
     say(f"Optimizer: {' > '.join(result['optimizer_classes'] or ['unknown'])}; engine: {result['engine']}.")
-    say(f"Checkpointed layers: {result['recomputed_layers']}.")
+    if recomputed := result["recomputed_layers"]:
+        say(f"Checkpointing recomputed a layer {recomputed} times in {result['steps']} steps.")
     if result["disk_swap_gb"]:
         say(f"On disk at the end: {result['disk_swap_gb']:.3f} GB of swapped states (removed).")
     if result["peak_allocated_gib"] is not None:
@@ -150,13 +151,10 @@ def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
     say("")
     say(f"This was a REHEARSAL of variant {job.variant} on a machine without a GPU. GPU memory was not measured.")
     target = job.target
-    each = "each" if _processes(job) else "the"
-    needs = f"{'at least ' if 'model.class' in target else ''}{format_size(target.ledger.total_bytes('device'))}"
     say(
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
         f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
-        f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps, and needs by formula "
-        f"{needs} on {each} GPU."
+        f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps."
         if target.ledger.rows
         else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )

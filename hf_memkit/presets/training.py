@@ -55,7 +55,10 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
     model_name = request.model or own.get("model_name_or_path")
     if not model_name:
         where = f", and {request.args_file} names none (model_name_or_path)" if request.args_file else ""
-        raise InputError(f"--model: give a hub ID or a folder{where}; for example: memkit predict --model gpt2-xl")
+        raise InputError(
+            f"nothing to predict{where}; give a training script (memkit predict train.py -- ARGUMENTS), --recipe, or "
+            f"--model with a hub ID or a folder (memkit predict --model gpt2-xl)"
+        )
     longest = refuse_absent(str(model_name))
     length = request.sequence_length or length_of(own, notes)
     refuse_too_long(str(model_name), length, longest)

@@ -154,10 +154,10 @@ def _variant(candidate: Candidate, judge: Judge | None, first: str) -> _Judged:
     if best.prediction is None:
         return replace(best, setup=replace(setup, why=first))
     if kind := best.of.checkpointing:
-        others = "; ".join(f"{each.of.checkpointing} {each.why}" for each in tried if each is not best)
+        others = "; ".join(f"{each.of.checkpointing}: {each.why}" for each in tried if each is not best)
         which = "the first that is predicted to fit" if fitting else "the nearest to fitting, by prediction"
-        not_these = f"; not {others}" if others else ""
-        setup = setup.with_notes(f"Activation checkpointing: {kind}, {which}{not_these}.")
+        tried_too = f". Also tried: {others}" if others else ""
+        setup = setup.with_notes(f"Activation checkpointing: {kind}, {which}{tried_too}.")
     return replace(best, setup=replace(setup, why=f"{first} (predicted: {best.why})"))
 
 

@@ -197,11 +197,11 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     if summary.steps == 0:
         return "No step recorded."
     if summary.steps < MIN_VALUES and run.ending.kind != "running":
-        return f"Nothing to do{_to_spare(summary)}. {_count(summary.steps)} too few to tell whether memory grows."
+        return f"No memory problem found{_to_spare(summary)}. {_count(summary.steps)} too few to tell whether memory grows."
     fits = _to_spare(summary)
     if not fits:
-        return "Nothing to do: memory does not grow over the steps."
-    return f"Nothing to do{fits}, and memory does not grow over the steps."
+        return "No memory problem found: memory does not grow over the steps."
+    return f"No memory problem found{fits}, and memory does not grow over the steps."
 
 
 MODULE_COLUMNS: Final = ("module", "class", "parameters", "trained", "size", "where")

@@ -90,7 +90,7 @@ def tiny(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--model: give a hub ID or a folder"),
+        ((), "nothing to predict; give a training script"),
         (("--model", "no/such-model"), "no/such-model"),
         (("--model", "./nowhere"), "does not exist"),
         (("--model", "odd"), "--trust-remote-code"),

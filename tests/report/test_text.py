@@ -29,7 +29,7 @@ def test_a_healthy_run_is_one_screen_and_the_verdict_comes_first(tmp_path: Path)
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= 80
     assert shown[0].startswith("Peak 11.4 of 15.8 GiB: 72 % ") and shown[0].endswith("in backward at step 66.")
     whole = "\n".join(shown)
-    assert "Finished after step 200." in whole and "Nothing to do" in whole and "3.3 GiB to spare" in whole
+    assert "Finished after step 200." in whole and "No memory problem found" in whole and "3.3 GiB to spare" in whole
     assert "headroom 3.3 GiB" in whole.replace("\n", " ")
     for name in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "other"):
         assert sum(line.startswith(name) for line in shown) == 1
@@ -148,7 +148,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_too_few_steps_are_not_called_steady(tmp_path: Path) -> None:
     for steps, said in ((1, "One step is too few"), (19, "19 steps are too few"), (20, "memory does not grow")):
         shown = " ".join(text_report(load_run(made.write(tmp_path / str(steps), made.healthy(steps)))).split())
-        assert said in shown and "Nothing to do: it fits with" in shown
+        assert said in shown and "No memory problem found: it fits with" in shown
 
 
 def test_out_of_host_memory_does_not_blame_the_gpu(tmp_path: Path) -> None:
