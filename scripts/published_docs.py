@@ -43,35 +43,35 @@ _CODE = {
 
 
 def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPEED) -> str:
-    """One line for each kind of figure, with the versions that the others used; then whether it fits."""
+    """Whether it fits, in a sentence; then a line for each kind of figure."""
     rows = content["rows"]
-    lines = [
-        "| what others measured | trainings | predicted: median error | worst error |",
-        "|---|---|---|---|",
-        _line("peak memory of tensors (allocated)", errors(allocated_error(row, "then") for row in rows)),
-        _line(
-            "peak of PyTorch's allocator (reserved): distance from the range¹",
-            errors(reserved_error(row, "then") for row in rows),
-        ),
-        _line("peak in nvidia-smi: distance from the range¹", errors(total_error(row, "then") for row in rows)),
-    ]
-    for name, group in json.loads(speed.read_text())["groups"].items():
-        found = f"{group['predicted']} of {group['rows']}" + "²" * (group["predicted"] < group["rows"])
-        lines.append(f"| step time: {name} | {found} | {_percent(group['median'])} | {_percent(group['worst'])} |")
     fits = json.loads(choices.read_text())["fits"]
     refused, narrowly = len(fits["ran_and_called_not_fitting"]), len(fits["of_these_below_the_whole_gpu"])
     ran = fits["ran_and_fit"] + refused
     ran_out, caught = fits["out_of_memory"], fits["out_of_memory"] - len(fits["false_fits"])
-    lines += [
-        "",
-        f"**Does it fit?** Of {fits['rows']} trainings, {ran} ran and {ran_out} ran out of memory. `memkit plan` "
-        f"rejects {caught} of the {ran_out} that ran out. It accepts {fits['ran_and_fit']} of the {ran} that ran and "
-        f"rejects {refused}, {narrowly} of them only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
+    lines = [
+        f"**Does it fit?** {fits['rows']} trainings: {ran} ran, {ran_out} ran out of memory. `memkit plan` rejects "
+        f"{caught} of the {ran_out} and accepts {fits['ran_and_fit']} of the {ran}. Of the {refused} others it "
+        f"rejects {narrowly} only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
         "([a fuller GPU slows training down](docs/plan.md#what-fits-means-here)).",
         "",
-        f"¹ 0 inside the predicted range. Median width of a range: {_width(rows)} of the measured figure.",
+        "| what others measured | trainings | median error | worst error |",
+        "|---|---|---|---|",
+        _line("peak memory of tensors (allocated)", errors(allocated_error(row, "then") for row in rows)),
+        _line(
+            "peak of PyTorch's allocator (reserved), outside of the predicted range¹",
+            errors(reserved_error(row, "then") for row in rows),
+        ),
+        _line("peak in nvidia-smi, outside of the predicted range¹", errors(total_error(row, "then") for row in rows)),
+    ]
+    for name, group in json.loads(speed.read_text())["groups"].items():
+        found = f"{group['predicted']} of {group['rows']}" + "²" * (group["predicted"] < group["rows"])
+        lines.append(f"| step time: {name} | {found} | {_percent(group['median'])} | {_percent(group['worst'])} |")
+    lines += [
         "",
-        "² Excluded: Mixtral, whose code in transformers differs from that of the measured runs.",
+        f"¹ Inside the range the error is 0. Median width of a range: {_width(rows)} of the measured figure.",
+        "",
+        "² Without Mixtral, whose code in transformers differs from that of the measured runs.",
     ]
     return "\n".join(lines)
 

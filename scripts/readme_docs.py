@@ -78,10 +78,11 @@ def script() -> str:
 
 
 def main(arguments: list[str]) -> int:
+    of_script = script()
     pages = {
-        ROOT / "README.md": {"example": plan(), "explain": explain(), "recipe": recipe()},
+        ROOT / "README.md": {"predict": of_script, "example": plan(), "explain": explain(), "recipe": recipe()},
         ROOT / "docs" / "predict.md": {"first": prediction()},
-        ROOT / "docs" / "your-script.md": {"example": script()},
+        ROOT / "docs" / "your-script.md": {"example": of_script},
     }
     return update(pages, arguments, "readme_docs.py")
 
