@@ -150,6 +150,7 @@ def copy(
     target = _target(name, destination, script)
     setup = _resolved(request, settings, args, script)
     shown = _file_of(setup, script, "DEEPSPEED.json")
+    _refuse_without_use(shown, name, script)
     if target is None:
         print(shown.text(as_yaml=True), end="")
         preset_render.printed(setup, _file_of(setup, script))
@@ -208,6 +209,25 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
     assert setup.request is not None
     own = setup.request.arguments
     return argument_file(setup, own=own, replaced=setup.replaced, script=script, deepspeed=deepspeed)
+
+
+def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
+    """Refuses a file that would not do what the preset's name says.
+
+    Raises:
+        InputError: the file would be empty, or the script, which has no place for code, would train in another way.
+    """
+    if not file.entries:
+        raise InputError(
+            f"preset {name!r} sets no argument, so there is no file to write. "
+            f"memkit preset show {name} has its lines of code"
+        )
+    missing = [each.what for each in file.outside if each.essential]
+    if missing and script != "trainer":
+        raise InputError(
+            f"--for {script}: this script cannot run preset {name!r}: it has no argument for {'; '.join(missing)}. "
+            f"Write it for a script of yours: memkit preset copy {name} --for trainer"
+        )
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:

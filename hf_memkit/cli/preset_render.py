@@ -90,12 +90,16 @@ def shown(setup: Setup, file: ArgumentFile) -> None:
 def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
     """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
     target = files[0]
+    if missing := [each.what for each in shown.outside if each.essential]:
+        say_to_stderr(
+            f"Note: this file alone is not preset {setup.preset!r}. Your script must also set: "
+            f"{'; '.join(missing)} (below)"
+        )
     if new_folder:
         say(f"Created the folder {target.parent}")
     for file in files:
         say(f"Wrote {file}")
-    if shown.entries:  # of an empty file a note says that it changes nothing
-        _use(target, script)
+    _use(target, script)
     _aside(setup, shown, say_to_stderr)
     for problem in setup.problems:
         say_to_stderr(f"PROBLEM: {problem}")

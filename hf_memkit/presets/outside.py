@@ -70,14 +70,16 @@ class Outside:
         what: its settings, as a person reads them: `model.dtype = "bfloat16"`.
         reason: why the preset wants it.
         line: the line of Python or of a shell that says it.
+        essential: whether a run without it is another method, such as full fine-tuning instead of LoRA.
     """
 
     what: str
     reason: str
     line: str
+    essential: bool = False
 
     def to_json(self) -> dict[str, str]:
-        return {"what": self.what, "reason": self.reason, "line": self.line}
+        return {"what": self.what, "reason": self.reason, "line": self.line, "essential": self.essential}
 
 
 def script_arguments(setup: Setup, script: str) -> dict[str, Setting]:
@@ -164,7 +166,8 @@ def _loading(setup: Setup, said: set[str]) -> list[Outside]:
         else:
             shown.append(f"{key}={_literal(value)}")
     call = f"model = AutoModelForCausalLM.from_pretrained({', '.join([name, *shown])})"
-    return [Outside(_what(left), _reasons(left), call)]
+    essential = any(s.key == "model.quantization" for s in left)
+    return [Outside(_what(left), _reasons(left), call, essential)]
 
 
 def _loaded(setup: Setup) -> list[Outside]:
@@ -189,7 +192,7 @@ def _adapter(setup: Setup, script: str) -> list[Outside]:
         "from peft import LoraConfig, get_peft_model; "
         f"model = get_peft_model(model, LoraConfig({_keywords(setup.section('adapter'))}))"
     )
-    return [Outside(_what(left), _reasons(left), call)]
+    return [Outside(_what(left), _reasons(left), call, essential=True)]
 
 
 def _parts(setup: Setup) -> list[Outside]:
@@ -225,7 +228,7 @@ def _optimizer(setup: Setup) -> list[Outside]:
     left = [s for s in setup.settings if s.key.startswith("optimizer.")]
     inner = ", ".join(f"{json.dumps(key)}: {_literal(value)}" for key, value in options.items())
     line = f"from {module} import {name}; Trainer(…, optimizer_cls_and_kwargs=({name}, {{{inner}}}))"
-    return [Outside(f"optimizer.class = {name}", left[0].reason, line)]
+    return [Outside(f"optimizer.class = {name}", left[0].reason, line, essential=True)]
 
 
 def _length(setup: Setup, said: set[str]) -> list[Outside]:

@@ -137,6 +137,7 @@ CHOICE_CASES: dict[str, list[Case]] = {
     "device-map-with-stage-3": [
         Case("model.device_map", of(3, settings={"model.device_map": "cuda"}),
              of(2, settings={"model.device_map": "cuda"})),
+        Case("device_map", of(3, arguments={"device_map": "auto"}), of(2, arguments={"device_map": "auto"})),
     ],
     "allocator-options": [
         Case(_ALLOC, _allocator("expandable_segmentz:True"), _allocator("expandable_segments:True")),

@@ -24,6 +24,7 @@ from tests.check.case import (
     of,
 )
 from tests.check.configs import ADAMW, GONE
+from tests.conftest import ROOT
 
 QUANTIZED = f"{ZERO}.zero_quantized_gradients"
 OVERLAPPED = {**ZENFLOW, f"{ZERO}.zenflow": {"update_interval": 4, "overlap_step": True}}
@@ -262,6 +263,10 @@ ZERO_CASES: dict[str, list[Case]] = {
     "config-not-found": [
         Case("deepspeed", Subject(arguments={"deepspeed": "nowhere/ds.json"}),
              Subject(arguments={"deepspeed": __file__})),
+    ],
+    "deepspeed-config-in-yaml": [
+        Case("deepspeed", Subject(arguments={"deepspeed": str(ROOT / "recipes" / "gpt2-on-16gb.yaml")}),
+             Subject(arguments={"deepspeed": str(ROOT / "ds_configs" / "zero2.json")})),
     ],
     "batch-search-at-stage-3": [
         Case("auto_find_batch_size", of(3, arguments={"auto_find_batch_size": True}),

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit.checks.rules.trainer import DEFAULTS
+from hf_memkit.checks.rules.trainer import _NEEDED, _OPTIMIZER_DEFAULTS, DEFAULTS
 from tests.check.configs import ADAMW, GONE, ds
 from tests.check.real import arguments, optimizers, refused, train, trainer
 from tests.check.registry import proof
@@ -44,6 +44,52 @@ def schedule_mismatch() -> None:
     section = {"scheduler": {"type": "WarmupDecayLR", "params": parameters}}
     refused("ds scheduler.params.total_num_steps=100 vs hf num_training_steps", lambda: train(ds(2, section)))
     refused("ds scheduler.params.warmup_num_steps=7 vs hf warmup_steps=1", lambda: train(ds(2, section)))
+
+
+@proof("learning-rate-missing", fails="silent")
+def learning_rate_missing() -> None:
+    section = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    done = train(ds(2, section), learning_rate=2e-5, lr_scheduler_type="constant")
+    assert done.model_wrapped.get_lr()[0] == 1e-3
+    assert (
+        train(ds(2, {"optimizer": ADAMW}), learning_rate=2e-5, lr_scheduler_type="constant").model_wrapped.get_lr()[0]
+        == 2e-5
+    )
+
+
+@proof("optimizer-params-missing", fails="silent")
+def optimizer_params_missing() -> None:
+    section = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}
+    done = train(ds(2, section), adam_beta2=0.95)
+    assert done.model_wrapped.basic_optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    import deepspeed
+
+    for optimizer in (deepspeed.ops.adam.FusedAdam, deepspeed.ops.adam.DeepSpeedCPUAdam):
+        parameters = inspect.signature(optimizer).parameters
+        for name, value in _OPTIMIZER_DEFAULTS.items():
+            default = parameters[name].default
+            assert (list(default) if name == "betas" else default) == value
+
+
+@proof("scheduler-params-missing", fails="late")
+def scheduler_params_missing() -> None:
+    from deepspeed.runtime import lr_schedules
+
+    from hf_memkit.checks.deepspeed_keys import SCHEDULERS
+
+    for name in SCHEDULERS:
+        parameters = list(inspect.signature(getattr(lr_schedules, name)).parameters.values())[1:]
+        needed = tuple(each.name for each in parameters if each.default is inspect.Parameter.empty)
+        assert needed == _NEEDED.get(name, ()), name
+    section = {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto"}}}
+    refused("total_num_steps", lambda: train(ds(2, section)))
+
+
+@proof("deepspeed-config-in-yaml", fails="loud")
+def deepspeed_config_in_yaml() -> None:
+    path = Path(tempfile.mkdtemp()) / "ds.yaml"
+    path.write_text("zero_optimization: {stage: 2}\n")
+    refused("JSONDecodeError", lambda: arguments(str(path)))
 
 
 @proof("hard-coded", fails="late")

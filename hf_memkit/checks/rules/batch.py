@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.trainer import DEFAULTS
-from hf_memkit.checks.subject import Subject
+from hf_memkit.checks.subject import ABSENT, Subject
 
 LOSS_NOT_SCALED: Final = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "marian", "mbart", "musicgen",
@@ -23,9 +23,10 @@ MEAN_OF_MEANS: Final = ("gemma3n", "gemma4", "gemma4_unified")
 
 
 def _count(subject: Subject, key: str, argument: str) -> int | None:
-    """The effective number: the config's, or the argument that fills in "auto"; None if unknown."""
+    """The effective number: the config's, or the argument that Trainer uses where it says "auto" or nothing; None if
+    unknown."""
     value: Any = subject.at(key)
-    if value == "auto" and subject.arguments is not None:
+    if value in ("auto", ABSENT) and subject.arguments is not None:
         value = subject.argument(argument, DEFAULTS[argument])
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
@@ -54,13 +55,15 @@ def accumulation_missing(subject: Subject) -> Iterator[Found]:
 @deepspeed.error(
     why="train_batch_size must equal micro-batch × accumulation × processes; DeepSpeed fails with an assertion",
     fix='write "auto"',
-    source="deepspeed 0.19.8: runtime/config.py 602",
+    source="deepspeed 0.19.8: runtime/config.py 602; transformers 5.23.0: integrations/deepspeed.py 140-155",
 )
 def batch_product(subject: Subject) -> Iterator[Found]:
     whole, processes = subject.at("train_batch_size"), subject.processes
+    if not isinstance(whole, int) or isinstance(whole, bool) or subject.on("auto_find_batch_size"):
+        return
     micro = _count(subject, "train_micro_batch_size_per_gpu", "per_device_train_batch_size")
     accumulation = _count(subject, "gradient_accumulation_steps", "gradient_accumulation_steps")
-    if not isinstance(whole, int) or micro is None or accumulation is None:
+    if micro is None or accumulation is None:
         return
     product = micro * accumulation * (processes or 1)
     if whole != product if processes else whole % product:

@@ -37,14 +37,18 @@ def pinning_without_card(subject: Subject) -> Iterator[Found]:
 
 @any_job.hint(
     why="transformers 5 ignores it: weights are always read tensor by tensor",
-    fix='delete it; `device_map="cuda"` in from_pretrained keeps the copy out of RAM (technique low-host-ram)',
+    fix="delete it",
     source="transformers 5.23.0: modeling_utils.py 4170-4172",
     techniques=("low-host-ram",),
 )
 def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
     value = subject.argument("low_cpu_mem_usage")
-    if value is not None:
-        yield Found("low_cpu_mem_usage", value, argument=True)
+    if value is None:
+        return
+    # Under ZeRO-3, which a launcher's own config can turn on, transformers rejects a device_map.
+    one_gpu = subject.processes == 1 and not (subject.config and subject.zero.stage == 3)
+    instead = '; `device_map="cuda"` in from_pretrained keeps the copy out of RAM (technique low-host-ram)'
+    yield Found("low_cpu_mem_usage", value, fix=f"delete it{instead if one_gpu else ''}", argument=True)
 
 
 @deepspeed.error(
@@ -54,5 +58,9 @@ def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
     techniques=("low-host-ram",),
 )
 def device_map_with_stage_3(subject: Subject) -> Iterator[Found]:
-    if subject.has_setting("model.device_map") and subject.zero.stage == 3:
+    if subject.zero.stage != 3:
+        return
+    if subject.has_setting("model.device_map"):
         yield Found("model.device_map")
+    if subject.argument("device_map") is not None:
+        yield Found("device_map", fix="delete device_map, or use stage 2", argument=True)

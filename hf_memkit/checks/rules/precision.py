@@ -199,8 +199,16 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
     # A setup's weights have their own rule: stochastic-rounding-missing.
     if key == "model.dtype" or dtype != "bfloat16":
         return
-    if trains_loaded_weights(subject) and not keeps_small_updates(subject):
-        yield Found(key, argument=True)
+    if not trains_loaded_weights(subject) or keeps_small_updates(subject):
+        return
+    if subject.argument("fsdp"):
+        why = (
+            "a bf16 weight has 8 significant bits: an ordinary optimizer loses updates below about 1/256 of the "
+            "weight. FSDP keeps an fp32 copy of the weights only with mixed precision"
+        )
+        yield Found(key, why=why, fix="set bf16: true", argument=True)
+    else:  # accelerate's own config may turn on DeepSpeed or FSDP, as in most recipes that load bf16 weights
+        yield Found(key, severity="hint", argument=True)
 
 
 @any_job.error(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, deepspeed
+from hf_memkit.checks.deepspeed_keys import key_at
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 
 DEFAULTS = {
@@ -79,17 +83,42 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
             continue  # zenflow has its own rule
         if key == "train_micro_batch_size_per_gpu" and subject.on("auto_find_batch_size"):
             continue  # not compared then
+        known = key_at(subject, key)
+        if known is not None and known.type_error(value):
+            continue  # wrong-type reports it
         both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)}"
-        yield Found(key, value, why=f"{both} disagree; Trainer fails, but only after loading the model")
+        why = f"{both} disagree; Trainer fails, but only after loading the model"
+        yield Found(key, value, why=why, fix=_fix(key, names, value))
 
 
-def _schedule(subject: Subject) -> Iterator[tuple[str, str, int]]:
-    """The scheduler's keys that Trainer compares as soon as it knows its steps, with the argument and its value."""
-    steps, warmup = subject.argument("max_steps"), subject.argument("warmup_steps", 0)
-    if isinstance(steps, int) and steps > 0:
-        yield "scheduler.params.total_num_steps", "max_steps", steps
-    if isinstance(warmup, int):
-        yield "scheduler.params.warmup_num_steps", "warmup_steps", max(1, warmup)
+def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
+    """Either side can change: "auto" takes the argument's value, which may not be what the config was written for."""
+    arguments = value if isinstance(value, list) and len(value) == len(names) else [value]
+    both = zip(names[:1] if key.endswith(".enabled") else names, arguments, strict=False)
+    own = ", ".join(f"{name}: {str(one).lower() if isinstance(one, bool) else one}" for name, one in both)
+    return f'write "auto" to use Trainer\'s value, or set {own} in the arguments'
+
+
+_TOTAL: Final = "scheduler.params.total_num_steps"
+_WARMUP: Final = "scheduler.params.warmup_num_steps"
+
+
+def _schedule(subject: Subject) -> Iterator[tuple[str, str, int | None]]:
+    """The scheduler's keys that Trainer compares as soon as it knows its steps, with the argument that decides it and
+    the value: None if that also depends on the data.
+
+    transformers 5.23.0: training_args.py, get_warmup_steps: below 1 a share of the steps.
+    """
+    asked, warmup = subject.argument("max_steps"), subject.argument("warmup_steps", 0)
+    steps = asked if isinstance(asked, int) and asked > 0 else None
+    yield _TOTAL, "max_steps" if steps else "num_train_epochs", steps
+    ratio = subject.argument("warmup_ratio")
+    if not warmup and isinstance(ratio, int | float) and ratio:
+        warmup = ratio
+    if isinstance(warmup, int | float) and (warmup >= 1 or warmup == 0):
+        yield _WARMUP, "warmup_steps", max(1, int(warmup))
+    elif isinstance(warmup, int | float):
+        yield _WARMUP, "warmup_steps", None if steps is None else max(1, math.ceil(steps * warmup))
 
 
 @deepspeed.error(
@@ -100,9 +129,18 @@ def _schedule(subject: Subject) -> Iterator[tuple[str, str, int]]:
 def schedule_mismatch(subject: Subject) -> Iterator[Found]:
     for key, name, expected in _schedule(subject) if subject.arguments is not None else ():
         value = subject.at(key)
-        if value not in (ABSENT, None, "auto", expected):
+        known = key_at(subject, key)
+        if value in (ABSENT, None, "auto", expected) or (known is not None and known.type_error(value)):
+            continue
+        if expected is not None or (isinstance(value, int) and value < 1):
             why = f"{key}={value} and {name}={subject.argument(name, 0)} disagree; Trainer fails"
             yield Found(key, value, why=why)
+        else:
+            why = (
+                f"Trainer computes the steps from {name} and the size of the data, and fails unless they are exactly "
+                f"{value}, but only after loading the model"
+            )
+            yield Found(key, value, why=why, severity="warning")
 
 
 @deepspeed.hint(
@@ -113,14 +151,17 @@ def schedule_mismatch(subject: Subject) -> Iterator[Found]:
 def hard_coded(subject: Subject) -> Iterator[Found]:
     if subject.arguments is not None:
         return
-    for key, names in {**_SAME, "train_batch_size": ()}.items():
+    of_schedule = {_TOTAL: ("number of steps",), _WARMUP: ("warmup_steps",)}
+    for key, names in {**_SAME, **of_schedule, "train_batch_size": ()}.items():
         value = subject.at(key)
         if value in (ABSENT, None, "auto", False) or key == "bf16.enabled":
             continue  # bf16_optimizer_states and its like are rejected without bf16, so it may be set for them
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
-        own = " and ".join(names[:1] if key.endswith(".enabled") else names) or "product of batch sizes"
-        why = f"Trainer fails unless its {own} equals {value}; memkit cannot check that without the arguments"
+        named = names[:1] if key.endswith(".enabled") else names
+        own = " and ".join(named) or "product of batch sizes"
+        equal = "equal" if len(named) > 1 else "equals"
+        why = f"Trainer fails unless its {own} {equal} {value}; memkit cannot check that without the arguments"
         yield Found(key, value, why=why)
 
 
@@ -134,6 +175,67 @@ def clipping_missing(subject: Subject) -> Iterator[Found]:
     asked = subject.argument("max_grad_norm", _DEEPSPEED_CLIPS)
     if not subject.has("gradient_clipping") and (subject.arguments is None or asked != _DEEPSPEED_CLIPS):
         yield Found("gradient_clipping", severity="hint" if subject.arguments is None else None)
+
+
+@deepspeed.error(
+    why="Trainer fills in only keys that exist: this optimizer starts with DeepSpeed's own learning rate, 1e-3, and "
+    "learning_rate has no effect",
+    fix='add "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}',
+    source="transformers 5.23.0: integrations/deepspeed.py 107-132, 158; deepspeed 0.19.8: ops/adam/fused_adam.py",
+)
+def learning_rate_missing(subject: Subject) -> Iterator[Found]:
+    # These schedulers set the optimizer's rate themselves.
+    own_rate = subject.has("scheduler.params.warmup_max_lr") or subject.at("scheduler.type") in _OWN_RATE
+    if isinstance(subject.at("optimizer.type"), str) and not subject.has("optimizer.params.lr") and not own_rate:
+        yield Found("optimizer.params.lr")
+
+
+_OWN_RATE: Final = ("LRRangeTest", "OneCycle")
+_OPTIMIZER_DEFAULTS: Final = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+"""deepspeed 0.19.8: ops/adam/fused_adam.py, ops/adam/cpu_adam.py, `__init__`."""
+
+
+@deepspeed.warning(
+    why="Trainer fills in only keys that exist: the argument has no effect, and DeepSpeed's own default is used",
+    fix='add the key with "auto"',
+    source="transformers 5.23.0: integrations/deepspeed.py 107-132, 159-165; deepspeed 0.19.8: ops/adam/fused_adam.py",
+)
+def optimizer_params_missing(subject: Subject) -> Iterator[Found]:
+    kind = subject.at("optimizer.type")
+    if subject.arguments is None or not isinstance(kind, str) or kind.lower() not in ("adam", "adamw"):
+        return
+    for name, default in _OPTIMIZER_DEFAULTS.items():
+        key = f"optimizer.params.{name}"
+        names = _SAME[key]
+        asked = _expected(subject, key, names)
+        if not subject.has(key) and any(argument in subject.arguments for argument in names) and asked != default:
+            yield Found(
+                key,
+                why=f"{_named(subject, names)} has no effect: Trainer fills in only keys that exist, and DeepSpeed's "
+                f"default is {default}",
+                fix=f'add "{name}": "auto" to the optimizer\'s params',
+            )
+
+
+_NEEDED: Final = {
+    "WarmupDecayLR": ("total_num_steps",),
+    "WarmupCosineLR": ("total_num_steps",),
+    "OneCycle": ("cycle_min_lr", "cycle_max_lr"),
+}
+"""Parameters of DeepSpeed's schedulers that have no default (deepspeed 0.19.8: runtime/lr_schedules.py)."""
+
+
+@deepspeed.error(
+    why="the scheduler needs this parameter; training fails with a TypeError, but only after loading the model",
+    fix="add it to the scheduler's params",
+    source="deepspeed 0.19.8: runtime/lr_schedules.py",
+)
+def scheduler_params_missing(subject: Subject) -> Iterator[Found]:
+    kind = subject.at("scheduler.type")
+    for name in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
+        if not subject.has(f"scheduler.params.{name}"):
+            fix = f'add "{name}": "auto" to the scheduler\'s params' if name == "total_num_steps" else ""
+            yield Found(f"scheduler.params.{name}", fix=fix)
 
 
 _SCHEDULES = {
@@ -152,6 +254,25 @@ def scheduler_twice(subject: Subject) -> Iterator[Found]:
     kind, asked = subject.at("scheduler.type"), subject.argument("lr_scheduler_type")
     if isinstance(kind, str) and asked is not None and asked not in _SCHEDULES.get(kind, ()):
         yield Found("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
+
+
+@any_job.error(
+    why="Trainer reads a DeepSpeed config as JSON only; TrainingArguments fail with a JSONDecodeError",
+    fix="write it as JSON, or start with `accelerate launch --config_file` if it is accelerate's",
+    source="accelerate 1.15.0: utils/deepspeed.py 141-158",
+)
+def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Found]:
+    value = subject.argument("deepspeed")
+    if not isinstance(value, str) or Path(value).suffix.lower() not in (".yaml", ".yml"):
+        return
+    for path in (Path(value), Path(subject.arguments_file).parent / value):
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            continue
+        except ValueError:
+            yield Found("deepspeed", value, argument=True)
+        return
 
 
 @deepspeed.error(
