@@ -4,7 +4,7 @@
                                                        # time was up, run it again to go on
     python benchmarks/gpu.py --section deepspeed       # one section; --list shows its cases
     python benchmarks/gpu.py --rehearse                # the same path on a CPU; never evidence
-    for each in scripts/*_docs.py; do .venv/bin/python "$each"; done      # every table, from the results
+    .venv/bin/python scripts/docs.py                  # every table, from the results
 
 Every case runs in a process of its own. Its result is written to `benchmarks/results/SECTION.json` as soon as it is
 known: fits, does not fit (out of memory), refused (with the reason), or failed (with the error). Without a GPU: one

@@ -57,7 +57,7 @@ def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -
     Raises:
         SystemExit: it printed nothing else.
     """
-    _prepare()
+    prepare()
     from hf_memkit.cli import main
 
     out, errors = io.StringIO(), io.StringIO()
@@ -69,7 +69,7 @@ def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -
 
 
 @cache
-def _prepare() -> tempfile.TemporaryDirectory[str]:
+def prepare() -> tempfile.TemporaryDirectory[str]:
     """Sets the variables that libraries read when they are imported, and removes those that change an answer; the
     cache is empty, and removed at the end."""
     from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE

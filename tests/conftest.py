@@ -62,7 +62,7 @@ LONGEST = (
 
 MARKERS = {
     "operators": ("--all", "need a compiled DeepSpeed operator"),
-    "longer": ("--all", "show with another recipe, task or script what one has shown"),
+    "slow": ("--all", "train or start processes beyond one case of each mechanism"),
     "exhaustive": ("--exhaustive", "complete products of lists"),
 }
 """Marker → the option with which its tests run, and what the last line says of them otherwise."""
@@ -171,7 +171,7 @@ def _as_at_the_start() -> Iterator[None]:
 
 
 VARIANTS = (
-    pytest.param("resident", marks=pytest.mark.longer),
+    pytest.param("resident", marks=pytest.mark.slow),
     pytest.param("offload", marks=[pytest.mark.operators, pytest.mark.exhaustive]),
     pytest.param("infinity", marks=pytest.mark.operators),
     pytest.param("lora", marks=pytest.mark.exhaustive),

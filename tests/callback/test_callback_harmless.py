@@ -269,9 +269,9 @@ def compile_layers(model: Any, **how: Any) -> None:
     ("compiled", "whole"),
     [
         (None, False),
-        pytest.param(compile_root, False, marks=pytest.mark.longer),
+        pytest.param(compile_root, False, marks=pytest.mark.slow),
         (compile_root, True),
-        *(pytest.param(part, True, marks=pytest.mark.longer) for part in (compile_forward, compile_layers)),
+        *(pytest.param(part, True, marks=pytest.mark.slow) for part in (compile_forward, compile_layers)),
     ],
 )
 def test_compiled_training_has_no_more_graphs(

@@ -47,7 +47,7 @@ def died_of_it(folder: Path, stdout: str, stderr: str) -> None:
     assert (folder / "memory-report.html").read_text().lower().startswith("<!doctype html>")
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_a_script_and_a_module(tmp_path: Path) -> None:
     script = start(str(SCRIPT), str(tmp_path / "script"), "catches")
     module = start("-m", "tests.callback.dying_script", str(tmp_path / "module"), "exits")
@@ -68,7 +68,7 @@ def test_a_script_and_a_module(tmp_path: Path) -> None:
     assert [record["kind"] for record in exited] == ["run", "step", "end"] and "exit" in exited[-1]["error"]
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_two_ranks_of_which_one_runs_out_of_memory(tmp_path: Path) -> None:
     torchrun = start(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), str(tmp_path), "ranks"

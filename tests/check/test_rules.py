@@ -66,7 +66,7 @@ ON_AN_ENGINE = {
 
 # A proof shows what a library does, whatever the rules are: the plain level has the rules' own cases.
 PROOFS = [
-    pytest.param(rule, marks=pytest.mark.operators if rule in ON_AN_ENGINE else pytest.mark.longer)
+    pytest.param(rule, marks=pytest.mark.operators if rule in ON_AN_ENGINE else pytest.mark.slow)
     for rule in RULES
     if rule not in PROVED_BY_THE_LEDGER
 ]
@@ -121,7 +121,7 @@ def test_the_library_does_what_the_rule_says(rule: str, proofs: dict[str, Outcom
         assert proof.asserts, "without an assertion it shows errors at most"
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_what_fails_is_an_error(proofs: dict[str, Outcome]) -> None:
     failing = {rule for rule, proof in proofs.items() if proof.fails in ("loud", "late")} | PROVED_BY_THE_LEDGER
     assert {rule: RULES[rule].severity for rule in failing if RULES[rule].severity != "error"} == {

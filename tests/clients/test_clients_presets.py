@@ -14,7 +14,7 @@ from tests.clients.clients import Client, script
 from tests.clients.compare import ended
 from tests.clients.test_clients_trl import sft_script
 
-pytestmark = pytest.mark.longer
+pytestmark = pytest.mark.slow
 
 STEPS = 2
 COMMON = {

@@ -13,7 +13,7 @@ from hf_memkit.units import GIB
 from tests.clients.clients import ATTACH, COMMON, SPOILT, STEPS, Client, callback_in, script
 from tests.clients.compare import assert_complete, assert_same_output, assert_same_results, ended
 
-pytestmark = pytest.mark.longer
+pytestmark = pytest.mark.slow
 
 CLIENTS = (
     Client(

@@ -14,7 +14,7 @@ from hf_memkit.memory.records import steps
 from tests.clients.clients import COMMON, STEPS, Client, callback_in
 from tests.clients.compare import assert_complete, assert_same_output, assert_same_results, ended
 
-pytestmark = pytest.mark.longer
+pytestmark = pytest.mark.slow
 
 
 def sft_script() -> str:

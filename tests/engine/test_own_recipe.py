@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.loaded import Loaded
 
-pytestmark = pytest.mark.longer
+pytestmark = pytest.mark.slow
 
 PAGE = ROOT / "docs" / "your-own-recipe.md"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -51,7 +51,7 @@ def marked(cases: list[Any], *, bf16: bool = True) -> list[Any]:
     for case in cases:
         on_an_engine = any(name.startswith("zero") for name in techniques(case.values))
         longer = task(case.values) != "image-classification"
-        marks = [pytest.mark.operators] * on_an_engine + ([pytest.mark.longer] if longer else quick)
+        marks = [pytest.mark.operators] * on_an_engine + ([pytest.mark.slow] if longer else quick)
         found.append(pytest.param(*case.values, marks=[*case.marks, *marks]))
     return found
 

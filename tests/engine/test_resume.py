@@ -54,7 +54,7 @@ def losses(folder: Path) -> dict[int, float]:
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param("resident", marks=pytest.mark.longer),
+        pytest.param("resident", marks=pytest.mark.slow),
         pytest.param("offload", marks=[pytest.mark.operators, pytest.mark.exhaustive]),
         pytest.param("infinity", marks=pytest.mark.operators),
     ],
@@ -94,7 +94,7 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=0.02)
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     tmp_path: Path, text_file: Path, quick_memkit: Quick
 ) -> None:

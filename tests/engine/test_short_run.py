@@ -14,7 +14,7 @@ from tests.conftest import Quick, read_json_lines
     "variant",
     [
         pytest.param("resident", marks=[pytest.mark.compat, pytest.mark.bf16]),
-        pytest.param("lora", marks=[pytest.mark.compat, pytest.mark.longer]),
+        pytest.param("lora", marks=[pytest.mark.compat, pytest.mark.slow]),
     ],
 )
 def test_a_few_steps(quick_memkit: Quick, tmp_path: Path, text_file: Path, variant: str) -> None:

@@ -15,7 +15,7 @@ from hf_memkit.recipe.packing import pack
 from hf_memkit.units import MIB
 from tests.conftest import VARIANTS, Memkit, read_json_lines
 
-pytestmark = pytest.mark.longer
+pytestmark = pytest.mark.slow
 
 STEPS = {"infinity": 24}
 """Of the others 60, as the recipe rehearses. Fewer show that it learns; test_presets.py compares the losses."""

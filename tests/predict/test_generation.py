@@ -73,7 +73,7 @@ def of_trainer(model: Any, arguments: Any, rows: Any, kind: Any = Seq2SeqTrainer
     return predict_trainer(kind(model, arguments, train_dataset=rows, eval_dataset=rows, **options), gpu="16GB")
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_a_trainer_that_generates_is_taken_as_it_is(tmp_path: Path) -> None:
     given = {"generation_max_length": 200, "generation_num_beams": 4}
     model, arguments, rows = text_pairs(tmp_path, **given)

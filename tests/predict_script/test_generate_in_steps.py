@@ -9,7 +9,7 @@ import pytest
 from hf_memkit.prediction.trace import Trace
 from tests.predict_script.conftest import Predict
 
-pytestmark = [pytest.mark.longer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import sys, json

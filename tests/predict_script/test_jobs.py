@@ -29,7 +29,7 @@ from hf_memkit.zero.process_group import single_process_environment
 from tests.predict.fake_and_real import _changes, peaks
 from tests.predict.test_child_libraries import alive
 
-pytestmark = [pytest.mark.longer, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JOBS: Final = Path(__file__).parent / "jobs"
 WRITTEN: Final = JOBS / "written"

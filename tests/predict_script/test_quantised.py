@@ -260,7 +260,7 @@ train(found, 4096, per_device_train_batch_size=4, gradient_checkpointing=True,
 """
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["fms-2024-09-16-076", "fms-2024-09-16-056"], ids=["plain", "upcast"])
 def test_published_qlora_as_a_script_writes_it(predict: Predict, model: Callable[..., str], row: str) -> None:
     """Mistral-7B on an A100, measured by others, within 2 %. Would notice: PEFT's upcast of what is not quantised that

@@ -19,7 +19,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from tests.predict_script.test_jobs import ALL
 
-pytestmark = [pytest.mark.longer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MACHINE = described_machine("RTX 4090", None, None, None)
 SHARE: dict[str, Any] = {"mode": "colocate", "share": 0.5, "sleeps": False, "weights_bytes": 2**30}

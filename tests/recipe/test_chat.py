@@ -264,7 +264,7 @@ def runs(quick_memkit: Quick, recipe_file: Path, tmp_path: Path) -> Iterator[tup
     yield json.loads((tmp_path / "run" / "memkit-run.json").read_text()), tmp_path / "run"
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_a_rehearsal_and_its_exported_script_train_the_same(
     runs: tuple[dict[str, Any], Path], quick_memkit: Quick, process: Loaded, recipe_file: Path, tmp_path: Path
 ) -> None:
@@ -327,7 +327,7 @@ def test_the_exported_script_reads_every_form(
     assert 0 < sum(mask) < len(mask)
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_the_tokenizer_and_template_of_a_model_of_ones_own(
     quick_memkit: Quick, process: Loaded, recipe_file: Path, conversations: Any, tmp_path: Path
 ) -> None:

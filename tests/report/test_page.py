@@ -68,7 +68,7 @@ def test_drawn_and_readable_on_every_screen(
     assert watched.found == []
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_every_sort_of_run_is_drawn(written: dict[str, Path], show: Callable[..., tuple[Page, Watched]]) -> None:
     expected = {
         "healthy": ["filled", "timeline", "phases", "lengths", "predicted", "host", "modules", "facts", "words"],

@@ -17,7 +17,7 @@ from hf_memkit.memory.records import read_records, steps
 from hf_memkit.zero import ops
 from tests.run.conftest import HERE, Ended, Started
 
-pytestmark = pytest.mark.longer
+pytestmark = pytest.mark.slow
 
 LAUNCHERS = {
     "torchrun": "torchrun --standalone --nproc_per_node 2 -m",
