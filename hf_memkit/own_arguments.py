@@ -52,6 +52,8 @@ class ReadFile(Protocol):
     def content(self) -> Mapping[str, Any]: ...
     @property
     def duplicates(self) -> tuple[str, ...]: ...
+    @property
+    def refusal(self) -> str: ...
 
 
 def is_field(name: str) -> bool:
@@ -141,6 +143,8 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         InputError: it is no file of arguments, or has a key twice.
         SettingError: values of the wrong type, and names that nearly are a field's.
     """
+    if file.refusal:
+        raise InputError(f"--args {file.path}: {file.refusal}")
     if file.kind != "arguments":
         what = "recipe" if file.kind == "recipe" else "DeepSpeed config"
         raise InputError(
@@ -151,8 +155,8 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
     found, problems = checked(file.content)
     for name in found:
-        if field := misspelt(str(name)):
-            problems.append(f"{name}: no field of this name; did you mean {field!r}?")
+        if near := misspelt(str(name)):
+            problems.append(f"{name}: no field of this name; did you mean {' or '.join(map(repr, near))}?")
     if problems:
         raise SettingError("\n".join(f"{file.path}: {problem}" for problem in problems))
     notes = []

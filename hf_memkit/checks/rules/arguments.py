@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.argument_values import misspelt
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import argument_types
@@ -54,17 +53,6 @@ def local_rank_ignored(subject: Subject) -> Iterator[Found]:
     value = subject.argument("local_rank", -1)
     if value != -1:
         yield Found("local_rank", value, argument=True)
-
-
-@any_job.error(
-    why="neither TrainingArguments nor a config of TRL has this field, and one has nearly the same name",
-    fix="write the field's name",
-    source="transformers 5.23.0: hf_argparser.py 382",
-)
-def misspelt_argument(subject: Subject) -> Iterator[Found]:
-    for name, value in (subject.arguments or {}).items() if subject.arguments_file else ():
-        if field := misspelt(str(name)):
-            yield Found(name, value, fix=f"write {field!r}", argument=True)
 
 
 @any_job.error(

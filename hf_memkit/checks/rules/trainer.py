@@ -119,8 +119,11 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
             continue  # bf16_optimizer_states and its like are rejected without bf16, so it may be set for them
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
-        own = " and ".join(names[:1] if key.endswith(".enabled") else names) or "product of batch sizes"
-        why = f"Trainer fails unless its {own} equals {value}; memkit cannot check that without the arguments"
+        own = names[:1] if key.endswith(".enabled") else names
+        values = value if isinstance(value, list) and len(value) == len(own) else [value]
+        equal = ", ".join(f"{name}={each}" for name, each in zip(own, values, strict=False))
+        equal = f"it has {equal}" if equal else f"its product of batch sizes equals {value}"
+        why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"
         yield Found(key, value, why=why)
 
 
