@@ -156,7 +156,7 @@ class Former:
 
     @property
     def why(self) -> str:
-        return f"{self.library} {self.last} was the last version in which {self.owner} had it"
+        return f"removed: {self.library} {self.last} was the last version in which {self.owner} had it"
 
 
 def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
@@ -173,8 +173,10 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     for name in given:
         if name in gone and name not in now:
             found[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
-    classes = _trl_in_use({str(name) for name in given})
-    for name in (each for each in given if each not in _shared()):
+    names = {str(name) for name in given}
+    gone_from_trl = {name for each in _history()["trl"]["classes"] for name in _last("trl", each)} - _shared()
+    for name in (each for each in given if each in gone_from_trl):
+        classes = _trl_in_use(names - {name})
         had = next((each for each in classes if name in _last("trl", each)), None)
         still = any(name in compat.trl_classes().get(each, ()) for each in (*classes, *_BESIDE))
         if had is not None and not still and (name not in EXAMPLES or name in _SUCCESSORS):

@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 from hf_memkit import compat
 from hf_memkit.argument_values import checked, convert, misspelt
 from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.former_arguments import former_arguments
 from hf_memkit.request import below_one
 
 __all__ = [
-    "LENGTH_NAMES", "is_field", "length_of", "read_file", "read_mapping", "read_pairs", "read_trainer",
+    "LENGTH_NAMES", "former_lines", "is_field", "length_of", "read_file", "read_mapping", "read_pairs", "read_trainer",
     "read_values_and_pairs", "wrong_counts",
 ]  # fmt: skip
 
@@ -165,6 +166,12 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         if type(value) is not type(found[name]) and isinstance(value, str | bool):
             notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
     return found, notes
+
+
+def former_lines(path: str | Path | None, own: Mapping[str, Any]) -> list[str]:
+    """A line for each argument of the user's file that the installed libraries no longer have."""
+    found = {} if path is None else former_arguments(own)
+    return [f"{path}: {name} has no effect: {former.fix} ({former.why})" for name, former in found.items()]
 
 
 def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:

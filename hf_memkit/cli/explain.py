@@ -69,10 +69,12 @@ def _arguments(path: str) -> Mapping[str, Any]:
     """What the user's file of arguments holds, each field of its own type, with the DeepSpeed config that it names."""
     from hf_memkit.checks.apply import deepspeed_of
     from hf_memkit.checks.reading import read
-    from hf_memkit.own_arguments import read_file
+    from hf_memkit.own_arguments import former_lines, read_file
 
     file = read(path)
     own, _ = read_file(file)
+    for line in former_lines(path, own):
+        print(f"memkit: note: {line}", file=sys.stderr)
     config = deepspeed_of(file)
     return own if config is None else {**own, "deepspeed": config.content}
 

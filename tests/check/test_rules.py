@@ -50,7 +50,7 @@ ON_AN_ENGINE = {
     "contiguous-forced", "disk-too-small", "duplicate-key", "fast-init-no-effect", "fp16-without-gpu",
     "fp32-accumulation", "gather-bucket-odd", "gather-from-nvme-on-cpu", "gradient-norm-off",
     "label-smoothing-makes-logits", "lean-master-without-offload", "lean-offload-without-optimizer",
-    "lean-states-without-bf16", "legacy-stage-1", "liger-config-unused", "lomo-with-deepspeed", "misspelt-argument",
+    "lean-states-without-bf16", "legacy-stage-1", "liger-config-unused", "lomo-with-deepspeed",
     "no-weights-saved", "nvme-below-stage-3", "nvme-key-without-nvme", "nvme-path-missing", "nvme-path-unusable",
     "offload-at-stage-0", "offload-twice", "optimizer-replaced", "optimizer-twice", "param-offload-below-stage-3",
     "parameter-type", "parameters-stay-in-ram", "pipelined-buffers-too-few", "quantized-gradients-bf16",
