@@ -117,7 +117,7 @@ def _typed(value: Any, hint: Any) -> Any:
         value = str(value.value)
     if isinstance(value, str):
         return value if str in arms and not _enums(arms) else convert(value, hint)
-    if value is None and type(None) not in arms:
+    if value is None and type(None) not in arms and Any not in arms:
         raise ValueError(f"expected {_describe(arms)}. Omit it for the default")
     if isinstance(value, bool) and bool not in arms and not _enums(arms):
         raise ValueError(f"expected {_describe(arms)}, got bool")

@@ -111,7 +111,7 @@ def _written_types() -> Mapping[str, Any]:
     """Name → type of every field, as the source has them: importing the class takes seconds, because it imports torch.
     An enumeration is one of the same values; a type of another library is `Any`. Empty without the source."""
     classes = _classes("transformers", *_SOURCES)
-    known: dict[str, Any] = {"__builtins__": builtins, "Any": Any, "Literal": Literal}
+    known = _Names({"Literal": Literal})
     for name, node in classes.items():
         members = [each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
         if any(isinstance(base, ast.Name) and base.id == "ExplicitEnum" for base in node.bases):
@@ -121,10 +121,17 @@ def _written_types() -> Mapping[str, Any]:
     found = {}
     for name, field in _declared(classes["TrainingArguments"]) if classes else ():
         try:
-            found[name] = eval(ast.unparse(field.annotation), known)  # of the installed package's own source
-        except (NameError, TypeError):
+            found[name] = eval(ast.unparse(field.annotation), {}, known)  # of the installed package's own source
+        except (AttributeError, TypeError):
             found[name] = Any
     return found
+
+
+class _Names(dict[str, Any]):
+    """Names in an annotation: what is neither here nor a built-in type is `Any`."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
 
 
 @cache

@@ -17,7 +17,7 @@ import yaml
 
 from hf_memkit import compat
 
-__all__ = ["EXAMPLES", "Former", "ever_fields", "former_arguments"]
+__all__ = ["EXAMPLES", "Former", "ever_fields", "former_arguments", "trl_in_use"]
 
 _DELETE: Final = "delete the key"
 
@@ -176,7 +176,7 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     names = {str(name) for name in given}
     gone_from_trl = {name for each in _history()["trl"]["classes"] for name in _last("trl", each)} - _shared()
     for name in (each for each in given if each in gone_from_trl):
-        classes = _trl_in_use(names - {name})
+        classes = trl_in_use(names - {name})
         had = next((each for each in classes if name in _last("trl", each)), None)
         still = any(name in compat.trl_classes().get(each, ()) for each in (*classes, *_BESIDE))
         if had is not None and not still and (name not in EXAMPLES or name in _SUCCESSORS):
@@ -215,7 +215,7 @@ _ONLY_TRL: Final = frozenset(
 """Fields of those that other scripts hardly have (trl 1.16.0: trainer/model_config.py, scripts/utils.py)."""
 
 
-def _trl_in_use(names: Set[str]) -> list[str]:
+def trl_in_use(names: Set[str]) -> list[str]:
     """The installed classes of TRL that a file with these names is for; none if nothing shows that it is for TRL.
 
     Of the trainers' configs those that have most of the names which only TRL has, in one version or another; stable

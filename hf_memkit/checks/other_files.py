@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,57 +40,62 @@ _NAMED: Final = re.compile(r"[\w./~-]+\.(?:json|ya?ml)\b")
 _MODEL: Final = "To check for this model, give its folder: memkit check args.yaml --model FOLDER"
 _ARGUMENTS: Final = "Give a DeepSpeed JSON, or a YAML or JSON file of TrainingArguments"
 
-_SIGNS: Final[tuple[tuple[str, frozenset[str], frozenset[str], str], ...]] = tuple(
-    (what, frozenset(needed.split()), frozenset(one_of.split()), instead)
-    for what, needed, one_of, instead in (
-        ("a config of AutoTrain", "task base_model project_name", "", ""),
-        (
-            "a config of axolotl", "base_model",
-            "micro_batch_size sequence_len datasets num_epochs val_set_size adapter sample_packing load_in_4bit "
-            "lora_model_dir dataset_prepared_path pretraining_dataset wandb_project", "",
-        ),
-        (LLAMA_FACTORY, "finetuning_type", "", ""),
-        (LLAMA_FACTORY, "stage", "template cutoff_len dataset_dir lora_target dataset preprocessing_num_workers", ""),
-        (LLAMA_FACTORY, "template", "cutoff_len infer_backend export_dir adapter_name_or_path quantization_bit", ""),
-        (LLAMA_FACTORY, "model model_class", "dist_config train_dataset kernel_config sample_backend", ""),
-        ("a config of ms-swift", "model", "tuner_type train_type rlhf_type sft_type split_dataset_ratio", ""),
-        ("a config of ms-swift", "dataset", "tuner_type train_type rlhf_type sft_type", ""),
-        ("a config of ms-swift", "sft_type", "model_type model_id_or_path", ""),
-        ("a config of verl", "actor_rollout_ref", "", ""),
-        ("a config of NeMo-RL", "policy cluster", "", ""),
-        ("a config of NeMo", "trainer exp_manager", "", ""),
-        ("a config of NeMo or Lightning", "trainer model", "data exp_manager optim seed_everything", ""),
-        ("a config of trlx", "train model method", "", ""),
-        ("a config of LitGPT", "checkpoint_dir train", "", ""),
-        ("a config of Ludwig", "input_features output_features", "", ""),
-        ("a config of unsloth's command line", "model training", "data lora logging", ""),
-        ("an adapter's config, of PEFT", "peft_type", "", _ARGUMENTS),
-        ("a tokenizer's config", "added_tokens_decoder", "", _ARGUMENTS),
-        (
-            "a tokenizer's config", "tokenizer_class",
-            "model_max_length clean_up_tokenization_spaces bos_token eos_token unk_token chat_template", _ARGUMENTS,
-        ),
-        (
-            "a model's config", "model_type",
-            "architectures hidden_size num_hidden_layers n_embd n_layer d_model text_config vocab_size", _MODEL,
-        ),
-        ("a model's config", "architectures", "transformers_version hidden_size vocab_size", _MODEL),
-        ("a model's generation config", "_from_model_config", "", _ARGUMENTS),
-        (
-            "a model's generation config", "transformers_version",
-            "eos_token_id bos_token_id pad_token_id do_sample temperature max_new_tokens", _ARGUMENTS,
-        ),
-        ("the state of a Trainer's run", "log_history global_step", "", _ARGUMENTS),
-        ("an index of a model's weights", "weight_map", "", _ARGUMENTS),
-        ("a processor's config", "image_processor_type", "", _ARGUMENTS),
-        ("a processor's config", "feature_extractor_type", "", _ARGUMENTS),
-        ("a notebook", "cells nbformat", "", _ARGUMENTS),
-        ("a manifest of Kubernetes", "apiVersion kind", "", _ARGUMENTS),
-        ("a sweep of Weights & Biases", "method parameters", "", _ARGUMENTS),
-    )
+_TOOLS: Final = (
+    ("a config of AutoTrain", "task base_model project_name", ""),
+    (
+        "a config of axolotl", "base_model",
+        "micro_batch_size sequence_len datasets num_epochs val_set_size adapter sample_packing load_in_4bit "
+        "lora_model_dir dataset_prepared_path pretraining_dataset wandb_project",
+    ),
+    (LLAMA_FACTORY, "finetuning_type", ""),
+    (LLAMA_FACTORY, "stage", "template cutoff_len dataset_dir lora_target dataset preprocessing_num_workers"),
+    (LLAMA_FACTORY, "template", "cutoff_len infer_backend export_dir adapter_name_or_path quantization_bit"),
+    (LLAMA_FACTORY, "model model_class", "dist_config train_dataset kernel_config sample_backend"),
+    ("a config of ms-swift", "model", "tuner_type train_type rlhf_type sft_type split_dataset_ratio"),
+    ("a config of ms-swift", "dataset", "tuner_type train_type rlhf_type sft_type"),
+    ("a config of ms-swift", "sft_type", "model_type model_id_or_path"),
+    ("a config of verl", "actor_rollout_ref", ""),
+    ("a config of NeMo-RL", "policy cluster", ""),
+    ("a config of NeMo", "trainer exp_manager", ""),
+    ("a config of NeMo or Lightning", "trainer model", "data exp_manager optim seed_everything"),
+    ("a config of trlx", "train model method", ""),
+    ("a config of LitGPT", "checkpoint_dir train", ""),
+    ("a config of Ludwig", "input_features output_features", ""),
+    ("a config of unsloth's command line", "model training", "data lora logging"),
 )  # fmt: skip
-"""What it is, keys that it has, keys of which it has at least one, and what to give instead (empty: what a tool's
-config names). Keys as the tools' own examples have them."""
+"""What it is, keys that it has, and keys of which it has at least one, as the tools' own examples have them."""
+
+_SAVED: Final = (
+    ("an adapter's config, of PEFT", "peft_type", ""),
+    ("a tokenizer's config", "added_tokens_decoder", ""),
+    (
+        "a tokenizer's config", "tokenizer_class",
+        "model_max_length clean_up_tokenization_spaces bos_token eos_token unk_token chat_template",
+    ),
+    (
+        "a model's config", "model_type",
+        "architectures hidden_size num_hidden_layers n_embd n_layer d_model text_config vocab_size",
+    ),
+    ("a model's config", "architectures", "transformers_version hidden_size vocab_size"),
+    ("a model's generation config", "_from_model_config", ""),
+    (
+        "a model's generation config", "transformers_version",
+        "eos_token_id bos_token_id pad_token_id do_sample temperature max_new_tokens",
+    ),
+    ("the state of a Trainer's run", "log_history global_step", ""),
+    ("an index of a model's weights", "weight_map", ""),
+    ("a processor's config", "image_processor_type", ""),
+    ("a processor's config", "feature_extractor_type", ""),
+    ("a notebook", "cells nbformat", ""),
+    ("a manifest of Kubernetes", "apiVersion kind", ""),
+    ("a sweep of Weights & Biases", "method parameters", ""),
+)  # fmt: skip
+"""The same of files that libraries write, and of which no key is a training's."""
+
+_OF_TRAINING: Final = frozenset(
+    {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
+)
+"""Arguments of which a file of a script's arguments has at least one."""
 
 _GENERATION: Final = frozenset(
     {
@@ -141,9 +146,10 @@ def other_tool(content: Mapping[str, Any]) -> Other | None:
         named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
         instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
         return Other("a config of `accelerate launch`, which memkit does not read", f"Give {instead}")
-    for what, needed, one_of, instead in _SIGNS:
-        if needed <= keys and (not one_of or one_of & keys):
-            return Other(what, instead or _named_by(what, content))
+    if what := _shown_by(keys, _TOOLS):
+        return Other(what, _named_by(what, content))
+    if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):
+        return Other(what, _MODEL if what == "a model's config" else _ARGUMENTS)
     marks = {key for value in content.values() for key in _keys_inside(value)}
     for mark, what in _MARKS.items():
         if mark in marks or mark in keys:
@@ -168,6 +174,18 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
     instead = _ARGUMENTS if section is None else f"Give what stands under {section!r} as a file of its own"
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
+
+
+def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
+    """The first kind of file whose keys these are; empty if none is."""
+    return next(
+        (
+            what
+            for what, needed, one_of in signs
+            if keys.issuperset(needed.split()) and (not one_of or not keys.isdisjoint(one_of.split()))
+        ),
+        "",
+    )
 
 
 def _is_accelerate(keys: set[str]) -> bool:

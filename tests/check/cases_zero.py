@@ -274,6 +274,9 @@ ZERO_CASES: dict[str, list[Case]] = {
     "text-for-number": [
         Case("learning_rate", Subject(arguments={"learning_rate": "1e-4"}, arguments_file="args.yaml"),
              Subject(arguments={"learning_rate": 1e-4, "optim": "adamw_torch"}, arguments_file="args.yaml")),
+        Case("learning_rate",
+             Subject(arguments={"learning_rate": "1e-4", "temperature": 2.0}, arguments_file="args.yaml"),
+             Subject(arguments={"learning_rate": "1e-4", "dataset_text_field": "text"}, arguments_file="args.yaml")),
     ],
     "text-for-truth": [
         Case("bf16", Subject(arguments={"bf16": "false"}, arguments_file="args.json"),

@@ -25,12 +25,12 @@ def parse_json(**content: Any) -> TrainingArguments:
     return HfArgumentParser(TrainingArguments).parse_json_file(str(path))[0]  # type: ignore[no-any-return]
 
 
-def parse_with_trl(**content: Any) -> None:
+def parse_with_trl(**content: Any) -> Any:
     from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
     path = Path(tempfile.mkdtemp()) / "args.yaml"
     path.write_text(yaml.safe_dump({"output_dir": "x", "dataset_name": "y", "use_cpu": True, **content}))
-    TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(["--config", str(path)])
+    return TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(["--config", str(path)])[1]
 
 
 @plain_proof("misspelt-argument", fails="loud")

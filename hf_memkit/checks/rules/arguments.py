@@ -9,6 +9,7 @@ from typing import Any
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import argument_types
+from hf_memkit.former_arguments import trl_in_use
 
 
 @any_job.error(
@@ -81,7 +82,9 @@ def text_for_truth(subject: Subject) -> Iterator[Found]:
 
 def _texts(subject: Subject, *types: Any) -> Iterator[tuple[str, str]]:
     """Arguments that are texts, and should be of one of `types`. Only of a file: a setup's were checked when it was
-    made."""
-    for name, value in (subject.arguments or {}).items() if subject.arguments_file else ():
+    made. TRL's parser converts them (trl 1.16.0: scripts/utils.py 371-381, argparse)."""
+    given = subject.arguments if subject.arguments_file else None
+    long_names = {str(name) for name in given or {} if "_" in str(name) or name == "packing"}
+    for name, value in (given or {}).items() if not trl_in_use(long_names) else ():
         if isinstance(value, str) and argument_types().get(name) in types:
             yield name, value
