@@ -94,7 +94,7 @@ def read_pairs(
         elif name in elsewhere:
             problems.append(f"--set {name}: cannot be set here: {elsewhere[name]}")
         elif name not in hints:
-            problems.append(f"--set {name}: no field of TrainingArguments{did_you_mean(name, hints)}")
+            problems.append(f"--set {name}: no field of TrainingArguments{_instead(name, text.strip(), hints)}")
         else:
             try:
                 values[name] = convert(text.strip(), hints[name])
@@ -168,6 +168,13 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
     return found, notes
 
 
+def _instead(name: str, value: Any, known: Iterable[str]) -> str:
+    """What to write instead of a name that is no field: the successor of a former field, or a field of nearly that
+    name."""
+    former = former_arguments({name: value}).get(name)
+    return did_you_mean(name, known) if former is None else f"; {former.fix} ({former.why})"
+
+
 def former_lines(path: str | Path | None, own: Mapping[str, Any]) -> list[str]:
     """A line for each argument of the user's file that the installed libraries no longer have."""
     found = {} if path is None else former_arguments(own)
@@ -199,7 +206,7 @@ def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ())
     known = compat.argument_types()
     found, problems = checked(given)
     problems += [
-        f"{name}: no field of TrainingArguments{did_you_mean(str(name), known)}"
+        f"{name}: no field of TrainingArguments{_instead(str(name), found[name], known)}"
         for name in found
         if name not in known and name not in also
     ]

@@ -44,8 +44,8 @@ _TOOLS: Final = (
     ("a config of AutoTrain", "task base_model project_name", ""),
     (
         "a config of axolotl", "base_model",
-        "micro_batch_size sequence_len datasets num_epochs val_set_size adapter sample_packing load_in_4bit "
-        "lora_model_dir dataset_prepared_path pretraining_dataset wandb_project",
+        "micro_batch_size sequence_len datasets val_set_size adapter sample_packing lora_model_dir "
+        "dataset_prepared_path pretraining_dataset",
     ),
     (LLAMA_FACTORY, "finetuning_type", ""),
     (LLAMA_FACTORY, "stage", "template cutoff_len dataset_dir lora_target dataset preprocessing_num_workers"),

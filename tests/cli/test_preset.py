@@ -163,6 +163,14 @@ def test_a_file_without_arguments_is_not_to_be_used(run: Run, tmp_path: Path, na
     assert "Use it" in run("copy", "lean", "b.json", "--set", "max_steps=1")[1]
 
 
+def test_arguments_that_transformers_removed_are_noted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("evaluation_strategy: steps\nmax_steps: 3\n")
+    code, out, _ = run("show", "lora", "--args", "mine.yaml")
+    assert code == 0 and "eval_strategy: steps" in out
+    code, _, err = run("show", "lora", "--set", "evaluation_strategy=steps")
+    assert code == 2 and "eval_strategy: steps" in err
+
+
 def test_a_technique_takes_the_place_of_what_decides_the_same_thing(run: Run, tmp_path: Path) -> None:
     liger = ("--technique", "liger", "--model", "meta-llama/Llama-3.1-8B")
     told = json.loads(run("show", "lean", *liger, "--technique", "lomo", "--json")[1])
