@@ -115,27 +115,45 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 EXAMPLES: Final = frozenset(
     {
-        "audio_column_name", "block_size", "bos_token", "cache_dir", "config_name", "config_overrides",
-        "dataset", "dataset_config", "dataset_config_name", "dataset_name", "dtype", "env",
-        "forced_bos_token", "ignore_mismatched_sizes", "ignore_pad_token_for_loss", "image_column_name",
-        "image_processor_name", "keep_linebreaks", "label_all_tokens", "label_column_name", "lang",
-        "line_by_line", "low_cpu_mem_usage", "max_answer_length", "max_eval_samples", "max_length",
-        "max_predict_samples", "max_seq_length", "max_source_length", "max_target_length",
-        "max_train_samples", "max_val_samples", "mlm_probability", "model_name_or_path", "model_revision",
-        "model_type", "num_beams", "overwrite_cache", "pad_to_max_length", "preprocessing_num_workers",
-        "resize_position_embeddings", "source_lang", "source_prefix", "streaming", "summary_column",
-        "target_lang", "task_name", "test_dir", "test_file", "text_column", "text_column_name", "token",
-        "tokenizer_name", "torch_dtype", "train_dir", "train_file", "train_val_split", "trust_remote_code",
-        "use_auth_token", "use_fast_tokenizer", "use_lora", "val_max_target_length", "validation_dir",
-        "validation_file", "validation_split_percentage",
-        # alignment-handbook (src/alignment/configs.py) and open-r1 (src/open_r1/configs.py)
-        "benchmarks", "callbacks", "chat_template", "dataset_mixer", "dataset_mixture", "dataset_prompt_column",
-        "dataset_splits", "dataset_configs", "reward_funcs", "system_prompt", "wandb_entity", "wandb_project",
-        "wandb_run_group", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision",
+        # transformers 5.23: examples/pytorch; TRL's command line (`env`); names that scripts often use
+        "activation_dropout", "add_adapter", "apply_spec_augment", "attention_dropout", "attention_mask",
+        "audio_column_name", "base_learning_rate", "block_size", "bos_token", "cache_dir", "caption_column",
+        "chars_to_ignore", "config_name", "config_overrides", "ctc_loss_reduction", "ctc_zero_infinity",
+        "data_dir", "dataset", "dataset_config", "dataset_config_name", "dataset_name", "do_lower_case",
+        "do_reduce_labels", "do_regression", "doc_stride", "dtype", "encoder_stride", "env", "eval_metrics",
+        "eval_split_name", "feat_proj_dropout", "feature_extractor_name", "final_dropout", "forced_bos_token",
+        "forced_decoder_ids", "freeze_feature_encoder", "freeze_feature_extractor", "freeze_text_model",
+        "freeze_vision_model", "hidden_dropout", "ignore_mismatched_sizes", "ignore_pad_token_for_loss",
+        "image_column", "image_column_name", "image_processor_name", "image_square_size", "keep_linebreaks",
+        "label_all_tokens", "label_column_name", "lang", "language", "layerdrop", "line_by_line",
+        "low_cpu_mem_usage", "mask_feature_length", "mask_feature_prob", "mask_patch_size", "mask_ratio",
+        "mask_time_length", "mask_time_prob", "max_answer_length", "max_duration_in_seconds",
+        "max_eval_samples", "max_length", "max_length_seconds", "max_predict_samples", "max_seq_length",
+        "max_source_length", "max_span_length", "max_target_length", "max_train_samples", "max_val_samples",
+        "metric_name", "min_duration_in_seconds", "mlm_probability", "model_name_or_path", "model_revision",
+        "model_type", "n_best_size", "norm_pix_loss", "null_score_diff_threshold", "num_beams",
+        "overwrite_cache", "pad_to_max_length", "pad_token", "patch_size", "phoneme_language",
+        "plm_probability", "preprocessing_num_workers", "preprocessing_only", "reduce_labels",
+        "remove_columns", "remove_splits", "resize_position_embeddings", "return_entity_level_metrics",
+        "shuffle_seed", "shuffle_train_dataset", "source_lang", "source_prefix", "streaming", "summary_column",
+        "suppress_tokens", "target_lang", "task", "task_name", "test_dir", "test_file", "text_column",
+        "text_column_delimiter", "text_column_name", "text_column_names", "token", "tokenizer_name",
+        "torch_dtype", "train_dir", "train_file", "train_split_name", "train_val_split", "trust_remote_code",
+        "unk_token", "use_auth_token", "use_fast", "use_fast_tokenizer", "use_lora", "val_max_target_length",
+        "validation_dir", "validation_file", "validation_split_percentage", "version_2_with_negative",
+        "word_delimiter_token",
+        # alignment-handbook: src/alignment/configs.py; open-r1: src/open_r1/configs.py
+        "benchmarks", "callbacks", "chat_template", "code_eval_scoring_mode", "code_eval_test_batch_size",
+        "code_language", "code_provider", "cosine_max_len", "cosine_max_value_correct",
+        "cosine_max_value_wrong", "cosine_min_value_correct", "cosine_min_value_wrong", "dataset_configs",
+        "dataset_mixer", "dataset_mixture", "dataset_prompt_column", "dataset_splits", "e2b_router_url",
+        "hub_model_revision", "ioi_provider", "max_completion_len", "morph_router_url",
+        "overwrite_hub_revision", "parallel_code_exec_per_proc", "push_to_hub_revision",
+        "repetition_max_penalty", "repetition_n_grams", "reward_funcs", "soft_punish_cache", "system_prompt",
+        "wandb_entity", "wandb_project", "wandb_run_group",
     }
 )  # fmt: skip
-"""Arguments of transformers' example scripts, of TRL's command line (`env`), of well-known projects of Hugging Face,
-and names that scripts often use."""
+"""Arguments of well-known scripts, which no class of transformers or TRL has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import enum
 import importlib.util
 import typing
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any, Final
 
 from hf_memkit.checks.rule import Found, any_job
@@ -13,7 +14,6 @@ from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_
 from hf_memkit.checks.rules.scripts import is_for_trl
 from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import argument_types
-from hf_memkit.errors import did_you_mean
 from hf_memkit.optimizers import EXTRAS
 
 _FILE: Final = "transformers 5.23.0: training_args.py"
@@ -45,24 +45,21 @@ def value_not_allowed(subject: Subject) -> Iterator[Found]:
         allowed = _allowed(name)
         if not allowed or value is None or value in allowed:
             continue
-        word = str(value)
-        fix = f"write one of {', '.join(allowed)}{did_you_mean(word, allowed)}"
+        every, word = ", ".join(allowed), str(value)
+        near = [_GONE_VALUES[word]] if word in _GONE_VALUES else get_close_matches(word, allowed, n=1)
+        fix = f"write one of {every}"
         if value is False and "no" in allowed:
             fix = 'write "no" in quotes: YAML reads a bare no as false'
-        elif word in _GONE_VALUES:
-            fix = f"write {_GONE_VALUES[word]}"
-        elif len(allowed) > 8:
-            fix = f"write an allowed value{did_you_mean(word, allowed)}; `{name}` of TrainingArguments lists them"
+        elif near:
+            fix = f'write "{near[0]}"' if len(allowed) > 8 else f'write "{near[0]}"; allowed are {every}'
         yield Found(name, value, fix=fix, argument=True)
 
 
 def _strategy(subject: Subject, name: str, default: str) -> str:
-    """The value of a strategy; empty where only its former name is given, whose own problem comes first."""
+    """The value of a strategy; empty where it has a problem itself: a former name, or a value that is not allowed."""
     former = {"eval_strategy": "evaluation_strategy"}.get(name, "")
-    if subject.argument(former) is not None:
-        return ""
-    value = subject.argument(name, default)
-    return "no" if value is False else str(value)
+    value = str(subject.argument(name, default))
+    return value if subject.argument(former) is None and value in _allowed(name) else ""
 
 
 def _steps(subject: Subject, name: str) -> Any:
@@ -81,7 +78,7 @@ def _steps(subject: Subject, name: str) -> Any:
 )
 def best_model_strategies(subject: Subject) -> Iterator[Found]:
     evaluates, saves = _strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")
-    if subject.on("load_best_model_at_end") and evaluates and saves not in ("best", evaluates):
+    if subject.on("load_best_model_at_end") and evaluates and saves and saves not in ("best", evaluates):
         shown = [f"{evaluates}{'' if subject.argument('eval_strategy') is not None else ' (the default)'}"]
         shown.append(f"{saves}{'' if subject.argument('save_strategy') is not None else ' (the default)'}")
         why = f"TrainingArguments refuse it: eval_strategy is {shown[0]}, and save_strategy is {shown[1]}"
@@ -147,7 +144,7 @@ def schedule_needs_evaluation(subject: Subject) -> Iterator[Found]:
 )
 def optimizer_not_installed(subject: Subject) -> Iterator[Found]:
     missing = [name for name in optimizer_row(subject).packages if importlib.util.find_spec(name) is None]
-    if missing and subject.here and subject.config is None:
+    if missing and subject.here and not subject.has("optimizer"):  # a section of the DeepSpeed config, which runs
         optim = named_optimizer(subject)
         why = (
             f"{optim} needs {missing[0]}, which is not installed here: Trainer fails, but only after loading the model"
