@@ -20,52 +20,50 @@ import yaml
 
 from hf_memkit import compat
 from hf_memkit.errors import did_you_mean
+from hf_memkit.former_arguments import EXAMPLES, ever_fields
 
 __all__ = ["checked", "convert", "misspelt", "unknown"]
-
-_SCRIPTS: Final = frozenset(
-    {
-        "audio_column_name", "block_size", "bos_token", "cache_dir", "config_name", "config_overrides",
-        "dataset", "dataset_config", "dataset_config_name", "dataset_name", "dtype", "env",
-        "forced_bos_token", "ignore_mismatched_sizes", "ignore_pad_token_for_loss", "image_column_name",
-        "image_processor_name", "keep_linebreaks", "label_all_tokens", "label_column_name", "lang",
-        "line_by_line", "low_cpu_mem_usage", "max_answer_length", "max_eval_samples", "max_length",
-        "max_predict_samples", "max_seq_length", "max_source_length", "max_target_length",
-        "max_train_samples", "max_val_samples", "mlm_probability", "model_name_or_path", "model_revision",
-        "model_type", "num_beams", "overwrite_cache", "pad_to_max_length", "preprocessing_num_workers",
-        "resize_position_embeddings", "source_lang", "source_prefix", "streaming", "summary_column",
-        "target_lang", "task_name", "test_dir", "test_file", "text_column", "text_column_name", "token",
-        "tokenizer_name", "torch_dtype", "train_dir", "train_file", "train_val_split", "trust_remote_code",
-        "use_auth_token", "use_fast_tokenizer", "use_lora", "val_max_target_length", "validation_dir",
-        "validation_file", "validation_split_percentage",
-    }
-)  # fmt: skip
-"""Arguments of transformers' example scripts, of TRL's command line (`env`), and names that scripts often use."""
 
 _NEAR: Final = 0.85
 """Least likeness (difflib) of a misspelling: `grad_accumulation_steps` has 0.92, `train_batch_size` 0.74."""
 
 
-def misspelt(name: str) -> str | None:
-    """The field of TrainingArguments, or of TRL's configs, that `name` nearly is; None if it is one, or near none.
+def misspelt(name: str) -> tuple[str, ...]:
+    """The fields of TrainingArguments, or of TRL's configs, that `name` nearly is; empty if it is one, or near none.
+    Several, if it lacks the word that distinguishes them.
 
     A name with a word more than the field's, without its first word, or with another word in the place of one is a
     name of its own. TRL's fields of one word (`beta`, `dtype`) are too like other words.
 
     >>> misspelt("per_device_train_batchsize"), misspelt("ref_model_name_or_path"), misspelt("block_size")
-    ('per_device_train_batch_size', None, None)
+    (('per_device_train_batch_size',), (), ())
+    >>> misspelt("per_device_batch_size")
+    ('per_device_train_batch_size', 'per_device_eval_batch_size')
     """
     if not unknown(name):
-        return None
-    fields = [field for field in compat.fields() if "_" in field or field in compat.argument_types()]
+        return ()
+    ours = compat.argument_types()
+    fields = [*ours, *sorted(field for field in compat.fields() if "_" in field and field not in ours)]
     close = difflib.get_close_matches(name, fields, cutoff=_NEAR)
-    return next((field for field in close if not _other_words(name, field)), None)
+    nearest = next((field for field in close if not _other_words(name, field)), None)
+    if nearest is None:
+        return ()
+    if not _lacks_words(name, nearest):
+        return (nearest,)
+    length = len(nearest.split("_"))
+    return tuple(each for each in fields if _lacks_words(name, each) and len(each.split("_")) == length)
 
 
 def unknown(name: str) -> bool:
-    """Whether `name` is neither a field of TrainingArguments or of TRL's configs nor an argument of the example
-    scripts."""
-    return name not in compat.fields() and name not in _SCRIPTS
+    """Whether `name` is neither a field of TrainingArguments or of TRL's configs, in any version, nor an argument of
+    the example scripts."""
+    return name not in compat.fields() and name not in EXAMPLES and name not in ever_fields()
+
+
+def _lacks_words(name: str, field: str) -> bool:
+    """Whether `name` is `field` without some of its words."""
+    words = iter(field.split("_"))
+    return all(word in words for word in name.split("_"))
 
 
 def _other_words(name: str, field: str) -> bool:
@@ -119,7 +117,7 @@ def _typed(value: Any, hint: Any) -> Any:
         value = str(value.value)
     if isinstance(value, str):
         return value if str in arms and not _enums(arms) else convert(value, hint)
-    if value is None and type(None) not in arms:
+    if value is None and type(None) not in arms and Any not in arms:
         raise ValueError(f"expected {_describe(arms)}. Omit it for the default")
     if isinstance(value, bool) and bool not in arms and not _enums(arms):
         raise ValueError(f"expected {_describe(arms)}, got bool")

@@ -21,13 +21,17 @@ from packaging.version import Version
 __all__ = [
     "GENERATION_FIELDS",
     "FreeOrder",
+    "accelerate_keys",
     "argument_types",
     "current_name",
     "fields",
     "free_order",
     "name_in_version",
     "names_of",
+    "stable_trl_classes",
     "to_installed_arguments",
+    "torch_has_cuda",
+    "trl_classes",
 ]
 
 FreeOrder = Literal["segment", "block", "address"]
@@ -71,37 +75,43 @@ def name_in_version(name: str, transformers: tuple[int, ...]) -> str:
     return _RENAMED.get(name, name) if () < transformers < (5, 23) else name
 
 
-_SOURCES: Final = ("training_args.py", "trainer_utils.py")
+_SOURCES: Final = ("training_args.py", "trainer_utils.py", "debug_utils.py")
 """The files of transformers that have TrainingArguments and the enumerations of its fields."""
 
 
-class _FieldTypes(Mapping[str, Any]):
-    """Types of fields, as transformers' source has them: importing the class takes seconds, because it imports torch.
-    It is asked for what no reading of the source tells."""
+def _folder_of(library: str) -> Path | None:
+    """Where a library is installed; None if it is not. Nothing is imported."""
+    spec = importlib.util.find_spec(library)
+    return next((Path(place) for place in (spec and spec.submodule_search_locations) or ()), None)
 
-    def __getitem__(self, name: str) -> Any:
-        written = _written_types()[name]
-        return _all_types()[name] if written is None else written
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_written_types())
+@cache
+def _classes(library: str, *patterns: str) -> Mapping[str, ast.ClassDef]:
+    """Every class in the installed library's files, by name; empty if their source is missing."""
+    folder = _folder_of(library)
+    files = [file for pattern in patterns for file in sorted(folder.glob(pattern))] if folder else []
+    try:
+        parsed = [ast.parse(file.read_text(encoding="utf-8")).body for file in files]
+    except (OSError, SyntaxError):
+        return {}
+    return {node.name: node for body in reversed(parsed) for node in body if isinstance(node, ast.ClassDef)}
 
-    def __len__(self) -> int:
-        return len(_written_types())
+
+def _declared(made: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+    """The fields that a dataclass declares itself and takes as arguments."""
+    for field in made.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            given = "init=False" not in ast.unparse(field.value or field)
+            if given and "ClassVar" not in ast.unparse(field.annotation):
+                yield field.target.id, field
 
 
 @cache
 def _written_types() -> Mapping[str, Any]:
-    """Name (today's) → type of every field, None where an import would be needed. An enumeration is one of the same
-    values."""
-    spec = importlib.util.find_spec("transformers")
-    try:
-        folder = Path(((spec and spec.submodule_search_locations) or [""])[0])
-        parsed = [ast.parse((folder / name).read_text(encoding="utf-8")).body for name in _SOURCES]
-    except (OSError, SyntaxError):  # installed without its source
-        return dict.fromkeys(_all_types())
-    classes = {node.name: node for body in reversed(parsed) for node in body if isinstance(node, ast.ClassDef)}
-    known: dict[str, Any] = {"__builtins__": builtins, "Any": Any, "Literal": Literal}
+    """Name → type of every field, as the source has them: importing the class takes seconds, because it imports torch.
+    An enumeration is one of the same values; a type of another library is `Any`. Empty without the source."""
+    classes = _classes("transformers", *_SOURCES)
+    known = _Names({"Literal": Literal})
     for name, node in classes.items():
         members = [each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
         if any(isinstance(base, ast.Name) and base.id == "ExplicitEnum" for base in node.bases):
@@ -109,60 +119,75 @@ def _written_types() -> Mapping[str, Any]:
                 name, {ast.unparse(each.targets[0]): ast.literal_eval(each.value) for each in members}
             )
     found = {}
-    for field in classes["TrainingArguments"].body:
-        if isinstance(field, ast.AnnAssign) and "init=False" not in ast.unparse(field.value or field):
-            try:
-                kind = eval(ast.unparse(field.annotation), known)  # of the installed package's own source
-            except (NameError, TypeError):
-                kind = None
-            found[current_name(ast.unparse(field.target))] = kind
+    for name, field in _declared(classes["TrainingArguments"]) if classes else ():
+        try:
+            found[name] = eval(ast.unparse(field.annotation), {}, known)  # of the installed package's own source
+        except (AttributeError, TypeError):
+            found[name] = Any
     return found
 
 
-def argument_types() -> Mapping[str, Any]:
-    """Name (today's) and type of every field of the installed `transformers.TrainingArguments`."""
-    return _FieldTypes()
+class _Names(dict[str, Any]):
+    """Names in an annotation: what is neither here nor a built-in type is `Any`."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
 
 
 @cache
-def _all_types() -> Mapping[str, Any]:
+def argument_types() -> Mapping[str, Any]:
+    """Name (today's) and type of every field of the installed `transformers.TrainingArguments`."""
+    return {current_name(name): kind for name, kind in (_written_types() or _imported_types()).items()}
+
+
+@cache
+def _imported_types() -> Mapping[str, Any]:
     from transformers import TrainingArguments
 
     hints = typing.get_type_hints(TrainingArguments)
-    return {
-        current_name(field.name): hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init
-    }
+    return {field.name: hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init}
 
 
 @cache
 def fields() -> frozenset[str]:
     """Every name, also those of before, of a field of TrainingArguments, of Seq2SeqTrainingArguments, and of the
     configs of TRL, where it is installed."""
-    return frozenset({*_written_types(), *_CURRENT, *GENERATION_FIELDS, *_trl_fields()})
+    return frozenset({*argument_types(), *_CURRENT, *GENERATION_FIELDS}.union(*trl_classes().values()))
 
 
-def _trl_fields() -> frozenset[str]:
-    """What TRL's configs and scripts declare, read from the source: importing them takes seconds."""
-    spec = importlib.util.find_spec("trl")
-    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
-    patterns = ("trainer/*_config.py", "experimental/*/*_config.py", "scripts/utils.py")
-    return frozenset(
-        field.target.id
-        for folder in folders
-        for pattern in patterns
-        for file in folder.glob(pattern)
-        for made in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(made, ast.ClassDef) and made.name != "DatasetConfig"  # an entry of the list `datasets`
-        for field in made.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    )
+_STABLE: Final = "trainer/*_config.py"
+
+
+def stable_trl_classes() -> frozenset[str]:
+    """Those of `trl_classes` that are not experimental, and belong to a trainer or to the model."""
+    return frozenset(_classes("trl", _STABLE))
+
+
+@cache
+def trl_classes() -> Mapping[str, frozenset[str]]:
+    """Class → its fields, of TRL's configs and of what its scripts declare, read from the source: importing them takes
+    seconds. What a config inherits from transformers is left out; empty without TRL."""
+    classes = _classes("trl", _STABLE, "experimental/*/*_config.py", "scripts/*.py")
+
+    def names(made: ast.ClassDef) -> set[str]:
+        bases = (ast.unparse(base) for base in made.bases)
+        inherited = (names(classes[base]) for base in bases if base in classes and base != made.name)
+        return {name for name, _ in _declared(made)}.union(*inherited)
+
+    # DatasetConfig is an entry of the list `datasets`.
+    return {name: frozenset(names(made)) for name, made in classes.items() if name != "DatasetConfig"}
+
+
+@cache
+def accelerate_keys() -> frozenset[str]:
+    """Keys of the YAML of `accelerate launch` (accelerate 1.15.0: commands/config/config_args.py)."""
+    classes = _classes("accelerate", "commands/config/config_args.py")
+    return frozenset(name for made in classes.values() for name, _ in _declared(made))
 
 
 @cache
 def _installed_names() -> frozenset[str]:
-    from transformers import TrainingArguments
-
-    return frozenset(field.name for field in dataclasses.fields(TrainingArguments))
+    return frozenset(_written_types() or _imported_types())
 
 
 def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +200,22 @@ def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         _RENAMED[name] if name in _RENAMED and name not in known else name: value for name, value in arguments.items()
     }
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch was built for CUDA, without importing it (torch 2.13.0: version.py)."""
+    folder = _folder_of("torch")
+    try:
+        body = ast.parse(((folder or Path()) / "version.py").read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError):
+        return False
+    cuda = [each.value for each in body if isinstance(each, ast.AnnAssign | ast.Assign) and _assigns(each, "cuda")]
+    return any(isinstance(value, ast.Constant) and value.value is not None for value in cuda)
+
+
+def _assigns(statement: ast.AnnAssign | ast.Assign, name: str) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return any(ast.unparse(target) == name for target in targets)
 
 
 def free_order(torch_version: str) -> FreeOrder:

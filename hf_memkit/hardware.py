@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import psutil
 
+from hf_memkit.compat import torch_has_cuda
 from hf_memkit.errors import InputError
 from hf_memkit.gpu_rates import VARIANTS, rates_of
 from hf_memkit.known_gpus import KNOWN_GPUS, VISIBLE_SHARE
@@ -250,12 +251,12 @@ def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
 def _this_gpu() -> Gpu | None:
     """The first CUDA device that this process may use, or None.
 
-    Read through NVML, which makes no CUDA context. NVML's total less its reserved part is what PyTorch reports.
+    Read through NVML, which makes no CUDA context and needs no torch. NVML's total less its reserved part is what
+    PyTorch reports.
     """
     import pynvml
-    import torch
 
-    if torch.version.cuda is None:
+    if not torch_has_cuda():
         return None
     try:
         pynvml.nvmlInit()

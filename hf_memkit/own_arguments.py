@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 from hf_memkit import compat
 from hf_memkit.argument_values import checked, convert, misspelt
 from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.former_arguments import former_arguments
 from hf_memkit.request import below_one
 
 __all__ = [
-    "LENGTH_NAMES", "is_field", "length_of", "read_file", "read_mapping", "read_pairs", "read_trainer",
+    "LENGTH_NAMES", "former_lines", "is_field", "length_of", "read_file", "read_mapping", "read_pairs", "read_trainer",
     "read_values_and_pairs", "wrong_counts",
 ]  # fmt: skip
 
@@ -52,6 +53,8 @@ class ReadFile(Protocol):
     def content(self) -> Mapping[str, Any]: ...
     @property
     def duplicates(self) -> tuple[str, ...]: ...
+    @property
+    def refusal(self) -> str: ...
 
 
 def is_field(name: str) -> bool:
@@ -91,7 +94,7 @@ def read_pairs(
         elif name in elsewhere:
             problems.append(f"--set {name}: cannot be set here: {elsewhere[name]}")
         elif name not in hints:
-            problems.append(f"--set {name}: no field of TrainingArguments{did_you_mean(name, hints)}")
+            problems.append(f"--set {name}: no field of TrainingArguments{_instead(name, text.strip(), hints)}")
         else:
             try:
                 values[name] = convert(text.strip(), hints[name])
@@ -141,6 +144,8 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         InputError: it is no file of arguments, or has a key twice.
         SettingError: values of the wrong type, and names that nearly are a field's.
     """
+    if file.refusal:
+        raise InputError(f"--args {file.path}: {file.refusal}")
     if file.kind != "arguments":
         what = "recipe" if file.kind == "recipe" else "DeepSpeed config"
         raise InputError(
@@ -151,8 +156,8 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
     found, problems = checked(file.content)
     for name in found:
-        if field := misspelt(str(name)):
-            problems.append(f"{name}: no field of this name; did you mean {field!r}?")
+        if near := misspelt(str(name)):
+            problems.append(f"{name}: no field of this name; did you mean {' or '.join(map(repr, near))}?")
     if problems:
         raise SettingError("\n".join(f"{file.path}: {problem}" for problem in problems))
     notes = []
@@ -161,6 +166,19 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         if type(value) is not type(found[name]) and isinstance(value, str | bool):
             notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
     return found, notes
+
+
+def _instead(name: str, value: Any, known: Iterable[str]) -> str:
+    """What to write instead of a name that is no field: the successor of a former field, or a field of nearly that
+    name."""
+    former = former_arguments({name: value}).get(name)
+    return did_you_mean(name, known) if former is None else f"; {former.fix} ({former.why})"
+
+
+def former_lines(path: str | Path | None, own: Mapping[str, Any]) -> list[str]:
+    """A line for each argument of the user's file that the installed libraries no longer have."""
+    found = {} if path is None else former_arguments(own)
+    return [f"{path}: {name} has no effect: {former.fix} ({former.why})" for name, former in found.items()]
 
 
 def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:
@@ -188,7 +206,7 @@ def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ())
     known = compat.argument_types()
     found, problems = checked(given)
     problems += [
-        f"{name}: no field of TrainingArguments{did_you_mean(str(name), known)}"
+        f"{name}: no field of TrainingArguments{_instead(str(name), found[name], known)}"
         for name in found
         if name not in known and name not in also
     ]

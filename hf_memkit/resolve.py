@@ -280,10 +280,11 @@ def _resolve_recipe(
 
 def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:
     """What the preset says, as far as the model and the machine are known."""
-    from hf_memkit.own_arguments import length_of
+    from hf_memkit.own_arguments import former_lines, length_of
     from hf_memkit.presets.resolve import resolve_preset
 
-    own, notes, model = request.arguments, list(request.notes), request.model
+    own, model = request.arguments, request.model
+    notes = [*request.notes, *former_lines(request.args_file, own)]
     length = request.sequence_length or length_of(own, notes)
     if model is None and own.get("model_name_or_path"):
         model = _model_of_file(str(own["model_name_or_path"]), notes)

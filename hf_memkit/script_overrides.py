@@ -107,9 +107,9 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
             problems.append(f"{path}: {name}: expected names with values, got {type(section).__name__}")
     fields, wrong = checked(sections.get("arguments", {}))
     wrong += [
-        f"{name}: no field of TrainingArguments; did you mean {close!r}?"
+        f"{name}: no field of TrainingArguments; did you mean {' or '.join(map(repr, close))}?"
         for name in fields
-        if (close := misspelt(name)) is not None
+        if (close := misspelt(name))
     ]
     problems += [f"{path}: arguments: {line}" for line in wrong]
     model = sections.get("model", {})

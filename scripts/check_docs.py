@@ -45,10 +45,15 @@ it prints the key, its value, what the library does with it, the rule, and what 
 |---|---|
 | 0 | no problem of the severity `--fail-on` or worse (default: `error`; also `warning`, `hint`) |
 | 1 | at least one such problem |
-| 2 | wrong input, such as a file that cannot be read |
+| 2 | wrong input, such as a file that cannot be read, or files of which memkit checks none |
 
 The tables give each rule's default severity; a case can be milder or worse. memkit's own presets and recipes refuse
 errors and warnings, and list hints as notes.
+
+Names and values of arguments are compared with the installed transformers and TRL, whose source is read and not
+imported. Files of other tools (`accelerate launch`, axolotl, LLaMA-Factory, ms-swift, torchtune, …), shell scripts and
+a model's own JSON files are recognised and not checked: alone they end with exit code 2 and one line; beside other
+files each is a hint (`not-checked`).
 
 In CI, `memkit check ds.json --output-format sarif > memkit.sarif` writes SARIF 2.1.0 for code scanning.
 
@@ -94,7 +99,9 @@ _GROUPS = {
     "precision": "Precision, states and activations",
     "zenflow": "ZenFlow",
     "saving": "Saving and evaluating",
+    "argument_names": "Names of arguments",
     "arguments": "Trainer's arguments",
+    "refused_arguments": "Values that TrainingArguments refuse",
     "loading": "Loading weights and data",
     "allocator": "PyTorch's allocator",
     "checkpointing": "Activation checkpointing",
@@ -110,7 +117,13 @@ _GROUPS = {
 
 
 def page() -> str:
-    """The page, with a row a rule."""
+    """The page, with a row a rule.
+
+    Raises:
+        SystemExit: a module of rules has no heading.
+    """
+    if missing := {rule.module for rule in RULES.values()} - set(_GROUPS):
+        sys.exit(f"scripts/check_docs.py: _GROUPS has no heading for {', '.join(sorted(missing))}. Add one")
     parts = [_HEAD.replace("SCREEN", SCREEN.read_text().rstrip())]
     for module, heading in _GROUPS.items():
         rules = [rule for rule in RULES.values() if rule.module == module]

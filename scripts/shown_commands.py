@@ -52,7 +52,7 @@ ENDS = {
     "--resume": (2, "no unfinished run"),
     "doctor": (0, "/fast"),
 }
-"""Part of a command → how it ends on a machine without a GPU and without that disk: (exit code, part of its output)."""
+"""Part of a command → how it ends without a GPU and without that disk: (exit code, part of its output)."""
 
 SAME = {"--gpu", "--gpus-to-compare", "--price", "--ram", "--gpu-memory", "--model"}
 """Options of which one value stands for all."""

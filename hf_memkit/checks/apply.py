@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.checks import rules
+from hf_memkit.checks.other_files import LLAMA_FACTORY, Other, nothing_known
 from hf_memkit.checks.reading import File, parse_json, read
 from hf_memkit.checks.rule import RULES, Problem
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.errors import InputError
 from hf_memkit.setup import Setup
 
-__all__ = ["check", "check_file", "deepspeed_of", "read_subject"]
+__all__ = ["check", "check_file", "deepspeed_of", "not_checked", "read_subject"]
 
 assert rules.__path__  # imported for the registry that it fills
 
@@ -81,9 +82,14 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     """The subject that a file describes, with the arguments of a second file. `known` as in `check_file`.
 
     Raises:
-        InputError: the second file holds no arguments, or the first is a recipe.
+        InputError: the second file holds no arguments, or the first is a recipe or nothing that memkit checks.
     """
-    if arguments is not None and arguments.kind != "arguments":
+    if refusal := not_checked(file):
+        raise InputError(f"{file.path}: {refusal}")
+    pinned = arguments is not None and arguments.other is not None and arguments.other.what == LLAMA_FACTORY
+    if arguments is not None and arguments.refusal and not pinned:
+        raise InputError(f"--args {arguments.path}: {arguments.refusal}")
+    if arguments is not None and arguments.kind not in ("arguments", "other"):
         name = _NAMES[arguments.kind]
         raise InputError(f"--args {arguments.path}: this is a {name}. Give a file of Trainer's arguments")
     if file.kind == "recipe":
@@ -97,8 +103,13 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
         known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}
     if arguments is not None:
         known |= {"arguments": arguments.content, "arguments_file": str(arguments.path)}
-        known["duplicate_arguments"] = arguments.duplicates
+        known |= {"duplicate_arguments": arguments.duplicates, "pinned": pinned}
     return Subject(**known)
+
+
+def not_checked(file: File) -> Other | None:
+    """What a file is, and what to give instead, if memkit finds nothing in it to check."""
+    return file.other or (nothing_known(file.content) if file.kind == "arguments" else None)
 
 
 def deepspeed_of(file: File) -> File | None:

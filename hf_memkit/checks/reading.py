@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,37 +13,48 @@ from typing import Any, Literal
 
 import yaml
 
+from hf_memkit.checks.other_files import Other, other_script, other_tool
 from hf_memkit.compat import current_name
 from hf_memkit.errors import InputError
 from hf_memkit.user_files import parsed, user_path
 
 __all__ = ["File", "Kind", "key_lines", "parse_json", "read"]
 
-Kind = Literal["deepspeed", "arguments", "recipe"]
+Kind = Literal["deepspeed", "arguments", "recipe", "other"]
 
 _DEEPSPEED = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 _DEEPSPEED_SECTIONS = ("bf16", "fp16", "optimizer", "aio", "activation_checkpointing")
 """Sections of a DeepSpeed config; some are also fields of TrainingArguments, which hold no section."""
 _RECIPE = frozenset({"variants", "sequences_per_step"})
-_ACCELERATE = frozenset({"compute_environment", "distributed_type", "deepspeed_config"})
+
+_COMMENT = re.compile(r"^\s*(?://|/\*|#)|[{\[,:]\s*(?://|/\*|#)|[\"\w\]}]\s*,?\s+(?://|#)", re.M)
+"""Where a JSON text may have a comment: a line's beginning, or behind a value."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file: its path, its kind, its content, and the keys that appear twice."""
+    """A file: its path, its kind, its content, and the keys that appear twice.
+
+    `other` says what a file of kind "other" is: one that memkit recognises, and does not check.
+    """
 
     path: Path
     kind: Kind
     content: Mapping[str, Any]
     duplicates: tuple[str, ...] = ()
+    other: Other | None = None
+
+    @property
+    def refusal(self) -> str:
+        """What it is and what to give instead, if it is of another kind; else empty."""
+        return "" if self.other is None else str(self.other)
 
 
 def read(path: str | Path) -> File:
-    """Reads a `.json`, `.yaml` or `.yml` file.
+    """Reads a `.json`, `.yaml` or `.yml` file, and recognises many others.
 
     Raises:
-        InputError: it cannot be read, is not JSON or YAML (with line and column), or is of a kind that memkit does not
-            check.
+        InputError: it cannot be read, or is not JSON or YAML (with line and column).
     """
     path = user_path(path)
     try:
@@ -50,14 +62,15 @@ def read(path: str | Path) -> File:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}. Give a JSON or YAML file") from None
-    if path.suffix.lower() == ".py":
-        raise InputError(f"{path}: a script. Predict it: memkit predict {path} -- ARGUMENTS")
+    if other := other_script(path, text):
+        return File(path, "other", {}, other=other)
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
     if not isinstance(content, Mapping):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise InputError(f"{path}: line 1, column 1: expected keys and values, got {found}")
-    return File(path, _kind(path, content), content, duplicates)
+    other = None if content.keys() & _RECIPE else other_tool(content)
+    return File(path, "other" if other else _kind(content), content, duplicates, other)
 
 
 class _Object(dict[str, Any]):
@@ -88,11 +101,18 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
 def _plain(error: json.JSONDecodeError) -> str:
     """json's message without its ending for the place, which memkit prints first; a plainer one of the commonest
     mistake, a comma before a closing bracket (from Python 3.13 on the place is the comma's)."""
+    if _COMMENT.search(_without_texts(error.doc)):
+        return "JSON has no comments, and Trainer cannot read a file with one. Remove them"
     before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
     closing = after.removeprefix(",").lstrip()[:1]
     if closing in ("}", "]") and (before.endswith(",") or after.startswith(",")):
         return f"a comma before {closing}. Remove it"
     return error.msg.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
+
+
+def _without_texts(text: str) -> str:
+    """A JSON text with its quoted texts emptied: an address has // in it."""
+    return re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', text)
 
 
 def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:
@@ -151,13 +171,8 @@ def _repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def _kind(path: Path, content: Mapping[str, Any]) -> Kind:
+def _kind(content: Mapping[str, Any]) -> Kind:
     keys = content.keys()
-    if keys & _ACCELERATE:
-        inner = content.get("deepspeed_config")
-        named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
-        instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
-        raise InputError(f"{path}: a config of `accelerate launch`, which memkit does not read. Give {instead}")
     if keys & _RECIPE:
         return "recipe"
     if keys & _DEEPSPEED or any(isinstance(content.get(name), Mapping) for name in _DEEPSPEED_SECTIONS):

@@ -28,7 +28,8 @@ class Problem:
         rule: ID of the rule that found it (docs/checks.md lists all).
         severity: how bad it is here.
         file: the file with the key; empty if there is none.
-        key: dotted path as it is nested in the file, such as `zero_optimization.offload_param.buffer_size`.
+        key: dotted path as it is nested in the file, such as `zero_optimization.offload_param.buffer_size`; empty if
+            the file as a whole is not checked.
         value: the key's value; None if the key is missing.
         why: what the library does with it; a clause without a full stop.
         fix: what to write instead; an imperative without a full stop.
@@ -53,6 +54,7 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}: {self.key}" if self.file else self.key
         shown = " is missing" if self.value is None else f" = {self.value!r}"
+        shown = shown if self.key else "not checked"
         end = "" if self.fix.endswith("?") else "."
         return f"{place}{shown}: {self.why}. Fix: {self.fix}{end}"
 

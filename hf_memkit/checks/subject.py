@@ -61,6 +61,8 @@ class Subject:
         here: whether the job runs on this machine, so that rules can look at folders and shared memory.
         deepspeed: version of DeepSpeed that reads the config.
         superseded_arguments: arguments under an old name whose new name is also set; computed, not given.
+        pinned: whether the arguments are of a tool that pins its own libraries, so that the installed ones do not tell
+            which names and values are allowed.
         settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
     """
 
@@ -76,6 +78,7 @@ class Subject:
     here: bool = False
     deepspeed: str = field(default_factory=installed_deepspeed)
     duplicate_arguments: tuple[str, ...] = ()
+    pinned: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
 
@@ -122,8 +125,14 @@ class Subject:
         return other
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """The value of the argument `name`, or `default` if it is not set."""
-        return default if self.arguments is None else self.arguments.get(name, default)
+        """The value of the argument `name`, or `default` if it is not set. An empty value (null) sets nothing."""
+        value = None if self.arguments is None else self.arguments.get(name)
+        return default if value is None else value
+
+    @property
+    def own_names(self) -> Mapping[str, Any]:
+        """The arguments of a file for the installed libraries; empty for a setup, whose names memkit wrote."""
+        return {} if self.arguments is None or not self.arguments_file or self.pinned else self.arguments
 
     def on(self, name: str) -> bool:
         """Whether the argument `name` is set to true."""

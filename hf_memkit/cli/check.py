@@ -68,10 +68,13 @@ def check(
 ) -> int:
     """Prints every problem of every file. Returns 1 if one has the severity `fail_on` or a worse one, otherwise 0.
 
+    Of several files those of a kind that memkit does not check are hints, and the others are checked.
+
     Raises:
-        InputError: a file cannot be read (names file, line and column), the folder `nvme_path` does not exist, or the
-            severity or format is unknown.
+        InputError: a file cannot be read (names file, line and column), none is of a kind that memkit checks, the
+            folder `nvme_path` does not exist, or the severity or format is unknown.
     """
+    from hf_memkit.checks import not_checked
     from hf_memkit.checks.reading import read
     from hf_memkit.checks.rule import SEVERITIES
     from hf_memkit.errors import InputError
@@ -84,6 +87,9 @@ def check(
     if nvme_path is not None and not user_path(nvme_path).is_dir():
         raise InputError(f"--nvme-path {nvme_path}: no such folder. Give a folder on the disk for the swap files")
     read_files = [read(path) for path in files]  # before anything is computed: one of them may be unreadable
+    others = {file.path: other for file in read_files if (other := not_checked(file)) is not None}
+    if others and len(others) == len(read_files):
+        raise InputError("\n".join(f"{path}: {other}" for path, other in others.items()))
     arguments = None if args is None else read(args)
     described = any((gpu, gpu_memory, ram))
     if model is not None:
@@ -123,9 +129,11 @@ def _problems(
     *,
     here: bool,
 ) -> list[Problem]:
+    from hf_memkit.checks import Problem, not_checked, read_subject
     from hf_memkit.checks import check as apply_rules
-    from hf_memkit.checks import read_subject
 
+    if (other := not_checked(file)) is not None:
+        return [Problem("not-checked", "hint", str(file.path), "", None, other.what, other.instead.rstrip("."))]
     if file.kind == "recipe":
         return _recipe_problems(file, machine, gpus)
     subject = read_subject(file, arguments, model=model, machine=machine, gpus=gpus, here=here)
@@ -221,6 +229,7 @@ def _print(problems: list[Problem], files: list[str]) -> None:
         for problem in group:
             shown = "is missing" if problem.value is None else f"= {json.dumps(problem.value, default=str)}"
             shown = shown if len(shown) <= 62 else f"{shown[:59]}…"
+            shown = shown if problem.key else "not checked"
             place = f"{problem.file}: " if problem.file else ""
             said = f"[{_STYLES[severity]}]{severity}[/] {escape(place)}[bold]{escape(problem.key)}[/bold]"
             console.print(f"{said} {escape(shown)}")

@@ -65,14 +65,20 @@ def explain(
     return 0 if any(explanation.found is not None for explanation in explanations) else 1
 
 
-def _arguments(path: str) -> Mapping[str, Any]:
-    """What the user's file of arguments holds, each field of its own type, with the DeepSpeed config that it names."""
+def _arguments(path: str) -> Mapping[str, Any] | None:
+    """What the user's file of arguments holds, each field of its own type, with the DeepSpeed config that it names.
+    None for a file of another tool, which is noted."""
     from hf_memkit.checks.apply import deepspeed_of
     from hf_memkit.checks.reading import read
-    from hf_memkit.own_arguments import read_file
+    from hf_memkit.own_arguments import former_lines, read_file
 
     file = read(path)
+    if file.refusal:
+        print(f"memkit: note: --args {path}: {file.refusal}", file=sys.stderr)
+        return None
     own, _ = read_file(file)
+    for line in former_lines(path, own):
+        print(f"memkit: note: {line}", file=sys.stderr)
     config = deepspeed_of(file)
     return own if config is None else {**own, "deepspeed": config.content}
 

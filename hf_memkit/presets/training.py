@@ -15,7 +15,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, described_gpu, described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.models import refuse_absent, why_no_hub
-from hf_memkit.own_arguments import is_field, length_of
+from hf_memkit.own_arguments import former_lines, is_field, length_of
 from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, refuse_precision, with_class
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.resolve import resolve_preset
@@ -104,7 +104,7 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
         return []
     strange = [str(name) for name in own if unknown(str(name))]
     scripts = [name for name, value in own.items() if name in _NOT_TRAINER_S and value not in (None, False)]
-    warnings = []
+    warnings = former_lines(path, own)
     if strange:
         warnings.append(
             f"{path}: {', '.join(strange)}: no field of TrainingArguments or TRL; left out of the prediction"

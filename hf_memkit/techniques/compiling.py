@@ -8,7 +8,7 @@ from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["BACKENDS", "GONE_ARGUMENTS", "GRAPH_MODES", "MODES", "RETIRED"]
+__all__ = ["BACKENDS", "GRAPH_MODES", "MODES", "RETIRED"]
 
 BACKENDS: Final[dict[str, str]] = {
     "inductor": "fused kernels (Triton on a GPU, C++ on a CPU), and fewer activations kept",
@@ -48,17 +48,6 @@ RETIRED: Final[dict[str, str]] = {
     "torchxla_trace_once": "now named 'openxla', for TPUs",
 }
 """Backends of older guides. Some pass accelerate and fail at the first forward; see the rule compile-backend."""
-
-GONE_ARGUMENTS: Final[dict[str, str]] = {
-    "torchdynamo": "write torch_compile_backend",
-    "jit_mode_eval": "transformers removed TorchScript's tracing; write torch_compile, which evaluation uses too",
-    "use_ipex": "Intel's extension was merged into PyTorch; delete the key, and write torch_compile",
-    "group_by_length": 'write train_sampling_strategy: "group_by_length"',
-    "include_inputs_for_metrics": 'write include_for_metrics: ["inputs"]',
-}
-"""Arguments of these families that guides for transformers 4 name and transformers 5 has no more, and what took their
-place."""
-
 
 _LEAST_CAPABILITY = 7.0
 """What Triton makes kernels for (torch 2.13.0: torch/_inductor/exc.py, GPUTooOldForTriton)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.check.case import Case
 from tests.check.cases_adapters import ADAPTER_CASES
+from tests.check.cases_arguments import ARGUMENT_CASES
 from tests.check.cases_checkpointing import CHECKPOINTING_CASES
 from tests.check.cases_choices import CHOICE_CASES
 from tests.check.cases_keys import KEY_CASES
@@ -16,6 +17,7 @@ __all__ = ["CASES", "Case"]
 
 CASES: dict[str, list[Case]] = {
     **ADAPTER_CASES,
+    **ARGUMENT_CASES,
     **CHECKPOINTING_CASES,
     **CHOICE_CASES,
     **KEY_CASES,

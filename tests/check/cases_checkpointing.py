@@ -27,6 +27,7 @@ def _part(key: str, options: dict[str, Any], arguments: dict[str, Any] | None = 
 
 _SURE = {"use_reentrant": False}
 _AGAIN = {"use_reentrant": True}
+_DDP = {_SWITCH: True, "ddp_find_unused_parameters": True}
 
 CHECKPOINTING_CASES: dict[str, list[Case]] = {
     "checkpointing-two-names": [
@@ -56,6 +57,13 @@ CHECKPOINTING_CASES: dict[str, list[Case]] = {
         *(Case(_OPTIONS, Subject(arguments={_SWITCH: True, _OPTIONS: _AGAIN, "image_column_name": "image"}),
                Subject(arguments={_SWITCH: True, _OPTIONS: _AGAIN, **script}))
           for script in ({"block_size": 1024}, {"max_seq_length": 128}, {"dataset_text_field": "text"})),
+    ],
+    "checkpointing-reentrant-ddp": [
+        Case(_OPTIONS, Subject(arguments={**_DDP, _OPTIONS: _AGAIN}), Subject(arguments={**_DDP, _OPTIONS: _SURE})),
+        Case(_OPTIONS, Subject(arguments={**_DDP, _OPTIONS: _AGAIN}, gpus=2),
+             Subject(arguments={**_DDP, _OPTIONS: _AGAIN}, gpus=1)),
+        Case(_OPTIONS, Subject(arguments={**_DDP, _OPTIONS: _AGAIN, "block_size": 512}),
+             Subject(arguments={**_DDP, _OPTIONS: _AGAIN, "fsdp": "full_shard"})),
     ],
     "checkpointing-masks-differ": [
         Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),

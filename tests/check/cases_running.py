@@ -134,8 +134,8 @@ RUNNING_CASES: dict[str, list[Case]] = {
     "compile-at-stage-3": [
         Case("torch_compile", of(3, arguments={"torch_compile": True}), of(2, arguments={"torch_compile": True})),
     ],
-    "argument-of-transformers-4": [
-        Case("group_by_length", job(group_by_length=True), job(**GROUPED)),
-        Case("jit_mode_eval", job(jit_mode_eval=True), job(torch_compile=True)),
+    "grouping-streamed-data": [
+        Case("train_sampling_strategy", job(streaming=True, **GROUPED), job(streaming=False, **GROUPED)),
+        Case("train_sampling_strategy", job(dataset_streaming=True, **GROUPED), job(dataset_streaming=True)),
     ],
 }  # fmt: skip

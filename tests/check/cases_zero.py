@@ -276,14 +276,12 @@ ZERO_CASES: dict[str, list[Case]] = {
     "local-rank-ignored": [
         Case("local_rank", Subject(arguments={"local_rank": 0}), Subject(arguments={"local_rank": -1})),
     ],
-    "misspelt-argument": [
-        Case("gradient_acumulation_steps",
-             Subject(arguments={"gradient_acumulation_steps": 4}, arguments_file="args.yaml"),
-             Subject(arguments={"gradient_accumulation_steps": 4, "model_name": "x"}, arguments_file="args.yaml")),
-    ],
     "text-for-number": [
         Case("learning_rate", Subject(arguments={"learning_rate": "1e-4"}, arguments_file="args.yaml"),
              Subject(arguments={"learning_rate": 1e-4, "optim": "adamw_torch"}, arguments_file="args.yaml")),
+        Case("learning_rate",
+             Subject(arguments={"learning_rate": "1e-4", "temperature": 2.0}, arguments_file="args.yaml"),
+             Subject(arguments={"learning_rate": "1e-4", "dataset_text_field": "text"}, arguments_file="args.yaml")),
     ],
     "text-for-truth": [
         Case("bf16", Subject(arguments={"bf16": "false"}, arguments_file="args.json"),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import Trainer
 
-from hf_memkit.techniques.compiling import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
+from hf_memkit.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
 from tests.check.configs import ADAMW, ds
 from tests.check.plain import plain_proof
 from tests.check.real import arguments, refused
@@ -116,11 +116,3 @@ def compile_at_stage_3() -> None:
     assert done[2, "eager"][0] == 1 and done[3, "eager"][0] >= 5, done  # of five layers
     for stage in (2, 3):
         assert done[stage, "eager"][1] == done[stage, "no"][1]
-
-
-@plain_proof("argument-of-transformers-4", fails="loud")
-def argument_of_transformers_4() -> None:
-    for name in GONE_ARGUMENTS:
-        refused(
-            name, lambda name=name: HfArgumentParser(TrainingArguments).parse_dict({"output_dir": "x", name: True})
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 from pathlib import Path
@@ -210,15 +209,6 @@ def config_not_found() -> None:
     from accelerate.utils.deepspeed import HfDeepSpeedConfig
 
     refused("Expected a string path to an existing deepspeed config", lambda: HfDeepSpeedConfig("nowhere/ds.json"))
-
-
-@proof("misspelt-argument", fails="loud")
-def misspelt_argument() -> None:
-    from transformers import HfArgumentParser, TrainingArguments
-
-    path = Path(tempfile.mkdtemp()) / "args.json"
-    path.write_text(json.dumps({"output_dir": "x", "gradient_acumulation_steps": 4}))
-    refused("gradient_acumulation_steps", lambda: HfArgumentParser(TrainingArguments).parse_json_file(str(path)))
 
 
 @proof("local-rank-ignored", fails="silent")

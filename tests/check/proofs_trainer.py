@@ -216,3 +216,6 @@ def text_for_number() -> None:
 
     assert yaml.safe_load("learning_rate: 1e-4") == {"learning_rate": "1e-4"}
     refused("'<=' not supported between instances of 'float' and 'str'", lambda: train(ds(2), learning_rate="1e-4"))
+    from tests.check.proofs_arguments import parse_with_trl
+
+    assert parse_with_trl(learning_rate="1e-4").learning_rate == 1e-4  # TRL's parser converts

@@ -98,7 +98,7 @@ WELL_KNOWN: dict[str, dict[str, Any]] = {
     "alignment-handbook, full fine-tuning under accelerate's own config": {
         "output_dir": "out", "torch_dtype": "bfloat16", "bf16": True, "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False}, "learning_rate": 1e-3, "max_length": 2048,
-        "eval_strategy": "epoch", "warmup_ratio": 0.1, "dataset_num_proc": 24,
+        "eval_strategy": "epoch", "warmup_steps": 0.1, "dataset_num_proc": 24,
     },
 }  # fmt: skip
 """What these projects' examples set, in short. Each trains; a rule may have something to say all the same."""

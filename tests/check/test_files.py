@@ -34,6 +34,13 @@ def preset(tmp_path: Path) -> Path:
         ("args.yaml", "", "args.yaml: line 1, column 1: expected keys and values, got nothing"),
         ("args.yaml", "a: 1\nb: [1, 2\nc: 3\n", "args.yaml: line 3, column 2"),
         ("acc.yaml", "compute_environment: LOCAL_MACHINE\n", "a config of `accelerate launch`"),
+        ("ds.json", '{"bf16": 1, // half\n "fp16": 2}', "JSON has no comments"),
+        ("ds.json", '/* mine */ {"bf16": 1}', "JSON has no comments"),
+        ("ds.json", '{"a": "http://x", "b": 1 "c": 2}', "Expecting ',' delimiter"),
+        ("train.sh", "torchrun train.py --deepspeed ds.json\n", "memkit check ds.json"),
+        ("launch.txt", "accelerate launch train.py --bf16 true\n", "a shell script"),
+        ("args.json", '{"foo": 1}', "no key is one of"),
+        ("args.yaml", "training:\n  learning_rate: 1.0e-4\n", "under 'training'"),
     ],
 )
 def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -50,8 +57,30 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
         ({"bf16": {"enabled": True}}, "deepspeed"),
         ({"output_dir": "x", "bf16": True}, "arguments"),
         ({"variants": {}, "summary": "x"}, "recipe"),
+        *((content, "other") for content in (
+            {"num_processes": 8, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}},
+            {"base_model": "x", "datasets": [{"path": "y"}], "bf16": "auto", "learning_rate": "2e-5"},
+            {"stage": "sft", "finetuning_type": "lora", "output_dir": "x", "warmup_ratio": 0.1},
+            {"model": "x", "train_type": "lora", "dataset": ["y"], "output_dir": "z"},
+            {"model": {"_component_": "torchtune.models.llama3"}, "optimizer": {"_component_": "torch.optim.AdamW"}},
+            {"trainer": {"devices": 8}, "exp_manager": {}, "model": {"optim": {"name": "adam"}}},
+            {"model": "unsloth/x", "training": {"learning_rate": 2e-4}, "lora": {"lora_r": 16}},
+            {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257},
+            {"added_tokens_decoder": {}, "tokenizer_class": "GPT2Tokenizer"},
+            {"bos_token_id": 1, "eos_token_id": 2, "transformers_version": "5.0.0"},
+            {"peft_type": "LORA", "r": 8, "lora_alpha": 16},
+            {"fsdp_transformer_layer_cls_to_wrap": "GPT2Block", "fsdp_state_dict_type": "FULL_STATE_DICT"},
+        )),
+        # Arguments that have a name in common with one of these.
+        *((content, "arguments") for content in (
+            {"output_dir": "x", "fsdp": True, "fsdp_config": {"version": 2}, "use_cpu": False},
+            {"output_dir": "x", "model_type": "gpt2", "tokenizer_name": "y", "vocab_size": 100},
+            {"output_dir": "x", "temperature": 1.0, "top_p": 0.9, "num_generations": 8},
+            {"use_cpu": True, "debug": ""},
+            {"activation_checkpointing": True},
+        )),
     ],
-)
+)  # fmt: skip
 def test_a_file_is_known_by_its_keys(tmp_path: Path, content: dict[str, Any], kind: str) -> None:
     (tmp_path / "file.json").write_text(json.dumps(content))
     assert read(tmp_path / "file.json").kind == kind
@@ -270,6 +299,56 @@ def test_auto_is_what_the_arguments_say(
     assert main([*command, "--gpus", "1", "--json"]) == (0 if fits else 1)
     rules = [problem["rule"] for problem in json.loads(capsys.readouterr().out)]
     assert rules == ([] if fits else ["card-too-small"])
+
+
+def test_a_file_that_is_not_checked_stops_no_other(
+    tmp_path: Path, preset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = tmp_path / "acc.yaml", tmp_path / "train.sh", tmp_path / "foo.json"
+    for path, text in zip(others, ("distributed_type: FSDP\n", "python train.py", '{"foo": 1}'), strict=True):
+        path.write_text(text)
+    assert main(["check", *map(str, others)]) == 2
+    assert capsys.readouterr().err.count("memkit: error: ") == 3
+    assert main(["check", str(preset), *map(str, others), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["rule"], each["severity"], each["file"]) for each in found] == [
+        ("not-checked", "hint", str(path)) for path in others
+    ]
+    (tmp_path / "args.yaml").write_text("output_dir: x\nevaluation_strategy: steps\n")
+    assert main(["check", *map(str, others), str(tmp_path / "args.yaml")]) == 1
+    assert "No known mistakes" not in capsys.readouterr().out
+    assert main(["check", str(preset), str(others[0]), "--output-format", "sarif"]) == 0
+    assert [each["ruleId"] for each in json.loads(capsys.readouterr().out)["runs"][0]["results"]] == ["not-checked"]
+
+
+def test_llama_factory_s_arguments_are_compared_with_a_deepspeed_json(tmp_path: Path, preset: Path) -> None:
+    """Its names and values are those of the transformers that it pins."""
+    arguments = tmp_path / "llama.yaml"
+    arguments.write_text(
+        f"stage: sft\nfinetuning_type: full\ncutoff_len: 512\nwarmup_ratio: 0.1\nmax_grad_norm: 0.5\n"
+        f"optim: adamw_hf\ndeepspeed: {preset.name}\n"
+    )
+    with pytest.raises(InputError, match=rf"{preset.name} --args"):
+        check_file(arguments)
+    assert check_file(preset, arguments) == []
+    preset.write_text(json.dumps(load("zero2") | {"gradient_clipping": 1.0}))
+    assert [(each.rule, each.key) for each in check_file(preset, arguments)] == [
+        ("trainer-mismatch", "gradient_clipping")
+    ]
+
+
+def test_an_empty_value_sets_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "args.yaml"
+    path.write_text("output_dir: x\nlocal_rank:\neval_strategy:\ndataloader_prefetch_factor:\n")
+    assert check_file(path) == []
+
+
+def test_a_hard_coded_list_is_named_value_by_value(preset: Path) -> None:
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": "auto"}}
+    preset.write_text(json.dumps(load("zero2") | {"optimizer": optimizer}))
+    found = {each.key: each.why for each in check_file(preset) if each.rule == "hard-coded"}
+    assert "adam_beta1=0.8, adam_beta2=0.99" in found["optimizer.params.betas"]
+    assert "adam_epsilon=1e-08" in found["optimizer.params.eps"]
 
 
 def test_a_folder_that_is_not_there_is_refused(preset: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ ON_AN_ENGINE = {
     "fp32-accumulation", "gather-bucket-odd", "gather-from-nvme-on-cpu", "gradient-norm-off",
     "label-smoothing-makes-logits", "learning-rate-missing", "lean-master-without-offload",
     "lean-offload-without-optimizer",
-    "lean-states-without-bf16", "legacy-stage-1", "liger-config-unused", "lomo-with-deepspeed", "misspelt-argument",
+    "lean-states-without-bf16", "legacy-stage-1", "liger-config-unused", "lomo-with-deepspeed",
     "no-weights-saved", "nvme-below-stage-3", "nvme-key-without-nvme", "nvme-path-missing", "nvme-path-unusable",
     "offload-at-stage-0", "offload-twice", "optimizer-params-missing", "optimizer-replaced", "optimizer-twice",
     "param-offload-below-stage-3",

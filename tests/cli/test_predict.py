@@ -204,7 +204,7 @@ def test_help_loads_neither_torch_nor_transformers() -> None:
 def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         f"model_name_or_path: {tiny}\nblock_size: 32\noptim: adafactor\nmy_own: 3\n7: 8\n"
-        "dtype: bfloat16\nuse_peft: false\ndataset_name: wikitext\nlora_r: 4\n"
+        "dtype: bfloat16\nuse_peft: false\ndataset_name: wikitext\nlora_r: 4\nwarmup_ratio: 0.1\n"
     )
     job = prepared(args=str(tmp_path / "mine.yaml"), gpu="T4", batch_size=2, accumulation=3, settings=["bf16=0"])
     assert job.preset == "trainer-defaults" and (job.micro_batch_size, job.sequence_length) == (2, 32)
@@ -213,12 +213,14 @@ def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp
     }  # fmt: skip
     assert job.accumulation == 3 and job.resolved_for.model is not None and job.resolved_for.machine.gpu is not None
     assert any("your block_size" in note for note in job.notes)
-    assert [line.partition(": ")[2] for line in job.warnings] == [
+    former, *others = [line.partition(": ")[2] for line in job.warnings]
+    assert former.startswith("warmup_ratio") and "warmup_steps: 0.1" in former
+    assert others == [
         "my_own, 7: no field of TrainingArguments or TRL; left out of the prediction",
         "dtype: read by your script, not by Trainer; left out of the prediction (--preset and --technique are in it)",
     ]
     shown = drawn(predicted(job, 12), job, 100)
-    assert shown[0].startswith("Warning: ") and "my_own" in "".join(shown[:2]) and "use_peft" not in "".join(shown)
+    assert shown[0].startswith("Warning: ") and "my_own" in "".join(shown[:4]) and "use_peft" not in "".join(shown)
     alone = prepared(tiny)
     assert alone.micro_batch_size == 8 and alone.sequence_length == 64, "Trainer's default; the model's positions"
     assert any("Trainer's default" in note for note in alone.notes)

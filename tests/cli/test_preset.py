@@ -177,6 +177,14 @@ def test_a_script_that_cannot_carry_a_preset_gets_no_file(
     assert missing in own.splitlines()[0]
 
 
+def test_arguments_that_transformers_removed_are_noted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("evaluation_strategy: steps\nmax_steps: 3\n")
+    code, out, _ = run("show", "lora", "--args", "mine.yaml")
+    assert code == 0 and "eval_strategy: steps" in out
+    code, _, err = run("show", "lora", "--set", "evaluation_strategy=steps")
+    assert code == 2 and "eval_strategy: steps" in err
+
+
 def test_a_technique_takes_the_place_of_what_decides_the_same_thing(run: Run, tmp_path: Path) -> None:
     liger = ("--technique", "liger", "--model", "meta-llama/Llama-3.1-8B")
     told = json.loads(run("show", "lean", *liger, "--technique", "lomo", "--json")[1])

@@ -231,6 +231,13 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         arguments.write_text(text)
         assert main(["explain", str(log), "--args", str(arguments)]) == 2
         assert part in capsys.readouterr().err
+    for text, part in (
+        ("evaluation_strategy: steps\nper_device_train_batch_size: 8\n", "eval_strategy"),
+        ("base_model: x\nmicro_batch_size: 2\nbf16: auto\n", "axolotl"),
+    ):
+        arguments.write_text(text)
+        assert main(["explain", str(log), "--args", str(arguments)]) == 0
+        assert part in capsys.readouterr().err
     assert main(["explain", str(log), "--args", str(tmp_path / "no.yaml")]) == 2
     arguments.write_text("bf16: true\n")
     assert main(["explain", str(tmp_path), "--args", str(arguments)]) == 2

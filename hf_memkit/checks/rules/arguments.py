@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.argument_values import misspelt
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import argument_types
+from hf_memkit.former_arguments import trl_in_use
 
 
 @any_job.error(
@@ -57,17 +57,6 @@ def local_rank_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="neither TrainingArguments nor a config of TRL has this field, and one has nearly the same name",
-    fix="write the field's name",
-    source="transformers 5.23.0: hf_argparser.py 382",
-)
-def misspelt_argument(subject: Subject) -> Iterator[Found]:
-    for name, value in (subject.arguments or {}).items() if subject.arguments_file else ():
-        if field := misspelt(str(name)):
-            yield Found(name, value, fix=f"write {field!r}", argument=True)
-
-
-@any_job.error(
     why="TrainingArguments keep the text, and the first comparison fails, but only after loading the model",
     fix="write a number; YAML reads 1e-4 as text and 1.0e-4 as a number",
     source="transformers 5.23.0: training_args.py, which converts no float; PyYAML's resolver of 1.1 floats",
@@ -93,7 +82,9 @@ def text_for_truth(subject: Subject) -> Iterator[Found]:
 
 def _texts(subject: Subject, *types: Any) -> Iterator[tuple[str, str]]:
     """Arguments that are texts, and should be of one of `types`. Only of a file: a setup's were checked when it was
-    made."""
-    for name, value in (subject.arguments or {}).items() if subject.arguments_file else ():
+    made. TRL's parser converts them (trl 1.16.0: scripts/utils.py 371-381, argparse)."""
+    given = subject.arguments if subject.arguments_file else None
+    long_names = {str(name) for name in given or {} if "_" in str(name) or name == "packing"}
+    for name, value in (given or {}).items() if not trl_in_use(long_names) else ():
         if isinstance(value, str) and argument_types().get(name) in types:
             yield name, value

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.checks.rule import Found, any_job
-from hf_memkit.checks.rules.scripts import is_for_text, is_for_trl
+from hf_memkit.checks.rules.scripts import is_for_other_media, is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
 from hf_memkit.techniques.activation_bytes import backward_bytes, layer_of, numbers_in
 from hf_memkit.units import format_mib
@@ -89,7 +89,30 @@ def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Found]:
     techniques=("activation-checkpointing",),
 )
 def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Found]:
-    if subject.on(_SWITCH) and _options(subject).get("use_reentrant") is True and not is_for_text(subject):
+    if _is_reentrant(subject) and not is_for_text(subject) and not _searched_by_ddp(subject):
+        yield Found(_OPTIONS, argument=True, severity=None if is_for_other_media(subject) else "hint")
+
+
+def _is_reentrant(subject: Subject) -> bool:
+    return subject.on(_SWITCH) and _options(subject).get("use_reentrant") is True
+
+
+def _searched_by_ddp(subject: Subject) -> bool:
+    """Whether DistributedDataParallel, where it runs, looks for unused parameters."""
+    ddp = subject.config is None and not subject.argument("deepspeed") and not subject.argument("fsdp")
+    return ddp and subject.on("ddp_find_unused_parameters") and subject.processes != 1
+
+
+@any_job.error(
+    why="on several GPUs DistributedDataParallel, which looks for unused parameters, and the reentrant form mark the "
+    'same gradient twice: "Expected to mark a variable ready only once" in the first backward pass',
+    fix="set use_reentrant: false, or ddp_find_unused_parameters: false",
+    source="torch 2.13.0: csrc/distributed/c10d/reducer.cpp, mark_variable_ready; nn/parallel/distributed.py, "
+    "find_unused_parameters",
+    techniques=("activation-checkpointing",),
+)
+def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Found]:
+    if _is_reentrant(subject) and _searched_by_ddp(subject):
         yield Found(_OPTIONS, argument=True)
 
 

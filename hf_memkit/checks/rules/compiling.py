@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
-from hf_memkit.techniques.compiling import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
+from hf_memkit.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
 
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 
@@ -105,16 +105,3 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
 def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
     if _on(subject) and subject.zero.stage == 3:
         yield Found("torch_compile", argument=True)
-
-
-@any_job.error(
-    why="transformers 5 removed this field from TrainingArguments",
-    fix="write its replacement",
-    source="transformers 5.23.0: hf_argparser.py 382; training_args.py",
-    techniques=("compile", "length-grouped"),
-)
-def argument_of_transformers_4(subject: Subject) -> Iterator[Found]:
-    for name, instead in GONE_ARGUMENTS.items():
-        value = subject.argument(name, ABSENT)
-        if value is not ABSENT:
-            yield Found(name, value, fix=instead if value else "delete the key", argument=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 from hf_memkit.checks.subject import Subject
 
-__all__ = ["TEXT_NAMES", "TRL_NAMES", "is_for_text", "is_for_trl", "trains_loaded_weights"]
+__all__ = ["TEXT_NAMES", "TRL_NAMES", "is_for_other_media", "is_for_text", "is_for_trl", "trains_loaded_weights"]
 
 TRL_NAMES: Final = (
     # trl/trainer/model_config.py
@@ -32,6 +32,8 @@ TEXT_NAMES: Final = (
 """The same, of TRL and of transformers' examples for text (transformers 5.23.0: examples/pytorch/language-modeling,
 text-classification, summarization), whose models take `input_ids`."""
 
+_OTHER_MEDIA: Final = ("image", "pixel", "vision", "video", "audio", "speech")
+
 _ADAPTER_WORDS: Final = ("lora", "peft", "adapter")
 
 
@@ -47,6 +49,11 @@ def is_for_trl(subject: Subject) -> bool:
 def is_for_text(subject: Subject) -> bool:
     """Whether the model is for text: it is known (memkit knows only language models), or an argument is for text."""
     return subject.model is not None or _has(subject, TEXT_NAMES)
+
+
+def is_for_other_media(subject: Subject) -> bool:
+    """Whether an argument's name is one of images or sound."""
+    return any(word in str(name) for name in subject.arguments or {} for word in _OTHER_MEDIA)
 
 
 def trains_loaded_weights(subject: Subject) -> bool:

@@ -80,6 +80,18 @@ def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
         yield Found("length_column_name", column, argument=True)
 
 
+@any_job.warning(
+    why="Trainer cannot group streamed data: it reads them in their own order, and logs that it ignores the setting",
+    fix="delete it, or load the data without streaming",
+    source="transformers 5.23.0: trainer.py 735-739, 1036, 1075-1083",
+    techniques=("length-grouped",),
+)
+def grouping_streamed_data(subject: Subject) -> Iterator[Found]:
+    value = subject.argument("train_sampling_strategy")
+    if value in _BY_LENGTH and (subject.on("streaming") or subject.on("dataset_streaming")):
+        yield Found("train_sampling_strategy", value, argument=True)
+
+
 @any_job.error(
     why="in this model samples that share a row silently see each other: the loss changes",
     fix="pad instead: pad-to-multiple, with length-grouped",

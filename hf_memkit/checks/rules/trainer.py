@@ -151,17 +151,19 @@ def schedule_mismatch(subject: Subject) -> Iterator[Found]:
 def hard_coded(subject: Subject) -> Iterator[Found]:
     if subject.arguments is not None:
         return
-    of_schedule = {_TOTAL: ("number of steps",), _WARMUP: ("warmup_steps",)}
+    of_schedule = {_TOTAL: (), _WARMUP: ("warmup_steps",)}
     for key, names in {**_SAME, **of_schedule, "train_batch_size": ()}.items():
         value = subject.at(key)
         if value in (ABSENT, None, "auto", False) or key == "bf16.enabled":
             continue  # bf16_optimizer_states and its like are rejected without bf16, so it may be set for them
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
-        named = names[:1] if key.endswith(".enabled") else names
-        own = " and ".join(named) or "product of batch sizes"
-        equal = "equal" if len(named) > 1 else "equals"
-        why = f"Trainer fails unless its {own} {equal} {value}; memkit cannot check that without the arguments"
+        own = names[:1] if key.endswith(".enabled") else names
+        values = value if isinstance(value, list) and len(value) == len(own) else [value]
+        equal = ", ".join(f"{name}={each}" for name, each in zip(own, values, strict=False))
+        number = "number of steps" if key == _TOTAL else "product of batch sizes"
+        equal = f"it has {equal}" if equal else f"its {number} equals {value}"
+        why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"
         yield Found(key, value, why=why)
 
 

@@ -1,0 +1,214 @@
+"""Files that `memkit check` does not read: which tool reads them, and what to give instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.argument_values import misspelt
+from hf_memkit.compat import accelerate_keys, argument_types, fields
+from hf_memkit.former_arguments import ever_fields
+
+__all__ = ["LLAMA_FACTORY", "Other", "nothing_known", "other_script", "other_tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A file of another kind.
+
+    Attributes:
+        what: what it is, and who reads it; a clause.
+        instead: what to give, a sentence.
+    """
+
+    what: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.instead}"
+
+
+LLAMA_FACTORY: Final = "a config of LLaMA-Factory, which reads it with the libraries that it pins"
+
+_SHELL: Final = frozenset({".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".pbs"})
+_LAUNCH: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+ )*(?:torchrun|deepspeed|accelerate launch|srun|python3?|trl) ", re.M)
+_NAMED: Final = re.compile(r"[\w./~-]+\.(?:json|ya?ml)\b")
+
+_MODEL: Final = "To check for this model, give its folder: memkit check args.yaml --model FOLDER"
+_ARGUMENTS: Final = "Give a DeepSpeed JSON, or a YAML or JSON file of TrainingArguments"
+
+_TOOLS: Final = (
+    ("a config of AutoTrain", "task base_model project_name", ""),
+    (
+        "a config of axolotl", "base_model",
+        "micro_batch_size sequence_len datasets val_set_size adapter sample_packing lora_model_dir "
+        "dataset_prepared_path pretraining_dataset",
+    ),
+    (LLAMA_FACTORY, "finetuning_type", ""),
+    (LLAMA_FACTORY, "stage", "template cutoff_len dataset_dir lora_target dataset preprocessing_num_workers"),
+    (LLAMA_FACTORY, "template", "cutoff_len infer_backend export_dir adapter_name_or_path quantization_bit"),
+    (LLAMA_FACTORY, "model model_class", "dist_config train_dataset kernel_config sample_backend"),
+    ("a config of ms-swift", "model", "tuner_type train_type rlhf_type sft_type split_dataset_ratio"),
+    ("a config of ms-swift", "dataset", "tuner_type train_type rlhf_type sft_type"),
+    ("a config of ms-swift", "sft_type", "model_type model_id_or_path"),
+    ("a config of verl", "actor_rollout_ref", ""),
+    ("a config of NeMo-RL", "policy cluster", ""),
+    ("a config of NeMo", "trainer exp_manager", ""),
+    ("a config of NeMo or Lightning", "trainer model", "data exp_manager optim seed_everything"),
+    ("a config of trlx", "train model method", ""),
+    ("a config of LitGPT", "checkpoint_dir train", ""),
+    ("a config of Ludwig", "input_features output_features", ""),
+    ("a config of unsloth's command line", "model training", "data lora logging"),
+)  # fmt: skip
+"""What it is, keys that it has, and keys of which it has at least one, as the tools' own examples have them."""
+
+_SAVED: Final = (
+    ("an adapter's config, of PEFT", "peft_type", ""),
+    ("a tokenizer's config", "added_tokens_decoder", ""),
+    (
+        "a tokenizer's config", "tokenizer_class",
+        "model_max_length clean_up_tokenization_spaces bos_token eos_token unk_token chat_template",
+    ),
+    (
+        "a model's config", "model_type",
+        "architectures hidden_size num_hidden_layers n_embd n_layer d_model text_config vocab_size",
+    ),
+    ("a model's config", "architectures", "transformers_version hidden_size vocab_size"),
+    ("a model's generation config", "_from_model_config", ""),
+    (
+        "a model's generation config", "transformers_version",
+        "eos_token_id bos_token_id pad_token_id do_sample temperature max_new_tokens",
+    ),
+    ("the state of a Trainer's run", "log_history global_step", ""),
+    ("an index of a model's weights", "weight_map", ""),
+    ("a processor's config", "image_processor_type", ""),
+    ("a processor's config", "feature_extractor_type", ""),
+    ("a notebook", "cells nbformat", ""),
+    ("a manifest of Kubernetes", "apiVersion kind", ""),
+    ("a sweep of Weights & Biases", "method parameters", ""),
+)  # fmt: skip
+"""The same of files that libraries write, and of which no key is a training's."""
+
+_OF_TRAINING: Final = frozenset(
+    {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
+)
+"""Arguments of which a file of a script's arguments has at least one."""
+
+_GENERATION: Final = frozenset(
+    {
+        "bos_token_id", "do_sample", "eos_token_id", "max_length", "max_new_tokens", "num_beams", "pad_token_id",
+        "repetition_penalty", "temperature", "top_k", "top_p",
+    }
+)  # fmt: skip
+"""Keys of a generation config (transformers 5.23.0: generation/configuration_utils.py)."""
+
+_MARKS: Final = {"_component_": "a config of torchtune", "_target_": "a config of Hydra", "class_path": "a config of "
+                 "Lightning"}  # fmt: skip
+"""Keys inside sections that show the tool."""
+
+_FSDP: Final = frozenset(
+    {
+        "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "backward_prefetch_policy",
+        "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch", "ignored_modules", "limit_all_gathers",
+        "min_num_params", "mixed_precision_policy", "offload_params", "reshard_after_forward", "sharding_strategy",
+        "state_dict_type", "sync_module_states", "transformer_layer_cls_to_wrap", "use_orig_params", "version", "xla",
+        "xla_fsdp_grad_ckpt", "xla_fsdp_settings", "xla_fsdp_v2",
+    }
+)  # fmt: skip
+"""Keys of Trainer's `fsdp_config`, with or without `fsdp_` (transformers 5.23.0: training_args.py,
+`_process_fsdp_args`; accelerate 1.15.0: utils/dataclasses.py, `FullyShardedDataParallelPlugin`)."""
+
+
+def other_script(path: Path, text: str) -> Other | None:
+    """What a file is that is neither JSON nor YAML, if its name or text shows that."""
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        return Other("a Python script", f"Predict it: memkit predict {path} -- ARGUMENTS")
+    launches = suffix not in (".json", ".yaml", ".yml") and _LAUNCH.search(text)
+    if suffix in _SHELL or text.startswith("#!") or launches:
+        named = list(dict.fromkeys(_NAMED.findall(text)))[:3]
+        first = f"Check the files that it names: memkit check {' '.join(named)}" if named else ""
+        write = "Write its arguments as YAML, a line each (--bf16 true becomes bf16: true), and check that file"
+        return Other("a shell script, not a config", first or write)
+    if suffix in (".toml", ".ini", ".cfg"):
+        return Other(f"a {suffix[1:].upper()} file", _ARGUMENTS)
+    return None
+
+
+def other_tool(content: Mapping[str, Any]) -> Other | None:
+    """Whose config this is, if it is another tool's than Trainer's, TRL's, DeepSpeed's or memkit's."""
+    keys = {str(key) for key in content}
+    if _is_accelerate(keys):
+        inner = content.get("deepspeed_config")
+        named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
+        instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
+        return Other("a config of `accelerate launch`, which memkit does not read", f"Give {instead}")
+    if what := _shown_by(keys, _TOOLS):
+        return Other(what, _named_by(what, content))
+    if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):
+        return Other(what, _MODEL if what == "a model's config" else _ARGUMENTS)
+    marks = {key for value in content.values() for key in _keys_inside(value)}
+    for mark, what in _MARKS.items():
+        if mark in marks or mark in keys:
+            return Other(what, _ARGUMENTS)
+    if len(keys) > 1 and keys <= _GENERATION:
+        return Other("a model's generation config", _ARGUMENTS)
+    plain = {key.removeprefix("fsdp_") for key in keys}
+    if plain and plain <= _FSDP and plain != {"activation_checkpointing"}:
+        return Other("a config of FSDP", "Give the argument file that names it as fsdp_config")
+    return None
+
+
+def nothing_known(content: Mapping[str, Any]) -> Other | None:
+    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one."""
+    names = [str(key) for key in content]
+    if not names or any(name in fields() or name in ever_fields() or misspelt(name) for name in names):
+        return None
+    known = argument_types()
+    section = next(
+        (key for key, value in content.items() if isinstance(value, Mapping) and value.keys() & known), None
+    )
+    instead = _ARGUMENTS if section is None else f"Give what stands under {section!r} as a file of its own"
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
+
+
+def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
+    """The first kind of file whose keys these are; empty if none is."""
+    return next(
+        (
+            what
+            for what, needed, one_of in signs
+            if keys.issuperset(needed.split()) and (not one_of or not keys.isdisjoint(one_of.split()))
+        ),
+        "",
+    )
+
+
+def _is_accelerate(keys: set[str]) -> bool:
+    """Whether the keys are accelerate's: its own, or so many that nothing else is among them."""
+    if keys & {"compute_environment", "distributed_type", "deepspeed_config", "megatron_lm_config"}:
+        return True
+    return keys <= accelerate_keys() and bool(keys - fields())
+
+
+def _named_by(what: str, content: Mapping[str, Any]) -> str:
+    """What of another tool's config memkit can check: the DeepSpeed JSON that it names."""
+    named = content.get("deepspeed")
+    if not isinstance(named, str) or not named.endswith(".json"):
+        return "memkit checks only Trainer's and TRL's argument files and DeepSpeed JSON"
+    beside = " --args THIS_FILE" if what == LLAMA_FACTORY else ""
+    return f"Check the DeepSpeed JSON that it names: memkit check {named}{beside}"
+
+
+def _keys_inside(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _keys_inside(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys_inside(inner)

@@ -1,0 +1,76 @@
+"""Names of arguments: misspelt ones, those that the installed libraries no longer have, and unknown ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from hf_memkit.argument_values import misspelt, unknown
+from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.subject import Subject
+from hf_memkit.former_arguments import former_arguments
+
+_PARSER: Final = "transformers 5.23.0: hf_argparser.py 382"
+
+_OF_TRAINER: Final[Mapping[str, str]] = {
+    "tokenizer": "Trainer's argument tokenizer is now processing_class: Trainer(processing_class=…) in the script",
+}
+"""Names that were never fields, and that Trainer itself took (transformers 5.23.0: trainer.py 380-395)."""
+
+
+@any_job.error(
+    why="neither TrainingArguments nor a config of TRL has this field, and one has nearly the same name",
+    fix="write the field's name",
+    source=_PARSER,
+)
+def misspelt_argument(subject: Subject) -> Iterator[Found]:
+    for name, value in subject.own_names.items():
+        if near := misspelt(str(name)):
+            yield Found(name, value, fix=f"write {' or '.join(map(repr, near))}", argument=True)
+
+
+def _former(subject: Subject, library: str) -> Iterator[Found]:
+    given: Mapping[str, Any] = {} if subject.pinned else subject.arguments or {}
+    for name, former in former_arguments(given).items():
+        if former.library == library:
+            yield Found(name, given[name], why=former.why, fix=former.fix, argument=True)
+
+
+@any_job.error(
+    why="the installed transformers no longer has this field of TrainingArguments",
+    fix="write its successor",
+    source=f"{_PARSER}; fields by version: scripts/argument_fields.py, from the published wheels",
+    techniques=("compile", "length-grouped"),
+)
+def argument_of_transformers_4(subject: Subject) -> Iterator[Found]:
+    yield from _former(subject, "transformers")
+
+
+@any_job.error(
+    why="the installed TRL no longer has this field",
+    fix="write its successor",
+    source="trl 1.16.0: scripts/utils.py 353-357; fields by version: scripts/argument_fields.py, from the published "
+    "wheels",
+)
+def argument_of_older_trl(subject: Subject) -> Iterator[Found]:
+    yield from _former(subject, "TRL")
+
+
+@any_job.hint(
+    why="no version of TrainingArguments or of TRL's configs has this field; HfArgumentParser and TrlParser fail "
+    "unless a dataclass of the script has it",
+    fix="delete it, unless your script reads it",
+    source=_PARSER,
+)
+def unknown_argument(subject: Subject) -> Iterator[Found]:
+    """One problem a file: scripts have arguments of their own."""
+    strange = [str(name) for name in subject.own_names if unknown(str(name)) and not misspelt(str(name))]
+    for name in [name for name in strange if name in _OF_TRAINER]:
+        yield Found(name, fix=_OF_TRAINER[name], argument=True)
+        strange.remove(name)
+    if len(strange) > 1:
+        why = f"no version of TrainingArguments or of TRL's configs has these fields: {', '.join(strange)}"
+        fix = "delete those that no dataclass of your script has: HfArgumentParser and TrlParser fail on them"
+        yield Found(strange[0], why=why, fix=fix, argument=True)
+    elif strange:
+        yield Found(strange[0], argument=True)

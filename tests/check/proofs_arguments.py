@@ -1,0 +1,155 @@
+"""Proofs about names and values of arguments: what the real parsers, TrainingArguments and Trainers refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from transformers import HfArgumentParser, TrainingArguments
+
+from tests.check.plain import plain_proof
+from tests.check.real import arguments, refused, trainer
+
+
+def parse_json(**content: Any) -> TrainingArguments:
+    path = Path(tempfile.mkdtemp()) / "args.json"
+    path.write_text(json.dumps({"output_dir": "x", "use_cpu": True, **content}))
+    return HfArgumentParser(TrainingArguments).parse_json_file(str(path))[0]  # type: ignore[no-any-return]
+
+
+def parse_with_trl(**content: Any) -> Any:
+    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+    path = Path(tempfile.mkdtemp()) / "args.yaml"
+    path.write_text(yaml.safe_dump({"output_dir": "x", "dataset_name": "y", "use_cpu": True, **content}))
+    return TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(["--config", str(path)])[1]
+
+
+@plain_proof("misspelt-argument", fails="loud")
+def misspelt_argument() -> None:
+    refused("gradient_acumulation_steps", lambda: parse_json(gradient_acumulation_steps=4))
+
+
+@plain_proof("argument-of-transformers-4", fails="loud")
+def argument_of_transformers_4() -> None:
+    gone: dict[str, Any] = {
+        "evaluation_strategy": "steps", "warmup_ratio": 0.1, "overwrite_output_dir": True, "no_cuda": True,
+        "per_gpu_train_batch_size": 8, "logging_dir": "logs", "save_safetensors": False, "dispatch_batches": None,
+        "fsdp_transformer_layer_cls_to_wrap": "GPT2Block", "group_by_length": True, "jit_mode_eval": True,
+    }  # fmt: skip
+    for name, value in gone.items():
+        refused(name, lambda name=name, value=value: parse_json(**{name: value}))
+    assert parse_json(warmup_steps=0.1).get_warmup_steps(200) == 20
+
+
+@plain_proof("argument-of-older-trl", fails="loud")
+def argument_of_older_trl() -> None:
+    parse_with_trl(max_length=512, dtype="bfloat16")
+    refused("max_seq_length", lambda: parse_with_trl(max_seq_length=512))
+    refused("torch_dtype", lambda: parse_with_trl(torch_dtype="bfloat16"))
+
+
+@plain_proof("unknown-argument", fails="loud")
+def unknown_argument() -> None:
+    refused("my_own", lambda: parse_json(my_own=1))
+    refused("my_own", lambda: parse_with_trl(my_own=1))
+
+
+@plain_proof("value-not-allowed", fails="loud")
+def value_not_allowed() -> None:
+    wrong: dict[str, Any] = {
+        "eval_strategy": "step", "save_strategy": "epochs", "lr_scheduler_type": "cosin", "optim": "adamw_apex_fused",
+        "hub_strategy": "all",
+    }  # fmt: skip
+    for name, value in wrong.items():
+        refused(value, lambda name=name, value=value: parse_json(**{name: value}))
+    refused("False", lambda: parse_json(eval_strategy=False))  # YAML's bare `no`
+
+
+@plain_proof("best-model-strategies", fails="loud")
+def best_model_strategies() -> None:
+    refused("requires the save and eval strategy to match", lambda: parse_json(load_best_model_at_end=True))
+    parse_json(load_best_model_at_end=True, eval_strategy="steps")
+
+
+@plain_proof("best-model-steps", fails="loud")
+def best_model_steps() -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps"}
+    refused("round multiple", lambda: parse_json(**best, eval_steps=200))
+    refused("mixing ratio and absolute", lambda: parse_json(**best, eval_steps=0.1, save_steps=100))
+    parse_json(**best, eval_steps=0.1, save_steps=0.3)
+
+
+@plain_proof("steps-refused", fails="loud")
+def steps_refused() -> None:
+    refused("requires non-zero --logging_steps", lambda: parse_json(logging_steps=0))
+    refused("must be an integer if bigger than 1", lambda: parse_json(save_steps=2.5))
+    refused("warmup_steps >= 0", lambda: parse_json(warmup_steps=-1))
+    refused("bigger than 0", lambda: parse_json(torch_empty_cache_steps=0))
+
+
+@plain_proof("schedule-needs-evaluation", fails="loud")
+def schedule_needs_evaluation() -> None:
+    for kind in ("reduce_lr_on_plateau", "greedy"):
+        refused("requires an eval strategy", lambda kind=kind: parse_json(lr_scheduler_type=kind))
+
+
+@plain_proof("optimizer-not-installed", fails="late")
+def optimizer_not_installed() -> None:
+    for optim, package in (("schedule_free_radam", "schedulefree"), ("grokadamw", "grokadamw")):
+        assert importlib.util.find_spec(package) is None
+        refused(package, lambda optim=optim: trainer(None, optim=optim).train())
+
+
+@plain_proof("checkpointing-reentrant-ddp", fails="late")
+def checkpointing_reentrant_ddp() -> None:
+    """One process is enough: the group's size changes nothing in what is marked."""
+    own_group = not dist.is_initialized()
+    if own_group:
+        store = dist.FileStore(str(Path(tempfile.mkdtemp()) / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        layer = torch.nn.Linear(4, 4)
+
+        class Network(torch.nn.Module):
+            def __init__(self, again: bool) -> None:
+                super().__init__()
+                self.first, self.layer, self.again = torch.nn.Linear(4, 4), layer, again
+
+            def forward(self, value: torch.Tensor) -> torch.Tensor:
+                return checkpoint(self.layer, self.first(value), use_reentrant=self.again)  # type: ignore[no-any-return]
+
+        def step(again: bool, search: bool) -> None:
+            network = DistributedDataParallel(Network(again), find_unused_parameters=search)
+            network(torch.ones(2, 4)).sum().backward()
+
+        step(False, True)
+        step(True, False)
+        refused("mark a variable ready only once", lambda: step(True, True))
+    finally:
+        if own_group:
+            dist.destroy_process_group()
+
+
+@plain_proof("grouping-streamed-data", fails="silent")
+def grouping_streamed_data() -> None:
+    from transformers import Trainer
+
+    from tests.check.real import model, rows
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(rows())
+
+    args = arguments(None, train_sampling_strategy="group_by_length")
+    made = Trainer(model=model(), args=args, train_dataset=Stream())
+    assert made._get_train_sampler() is None
+    made.train()
