@@ -197,7 +197,8 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     if summary.steps == 0:
         return "No step recorded."
     if summary.steps < MIN_VALUES and run.ending.kind != "running":
-        return f"No memory problem found{_to_spare(summary)}. {_count(summary.steps)} too few to tell whether memory grows."
+        few = f"{_count(summary.steps)} too few to tell whether memory grows"
+        return f"No memory problem found{_to_spare(summary)}. {few}."
     fits = _to_spare(summary)
     if not fits:
         return "No memory problem found: memory does not grow over the steps."

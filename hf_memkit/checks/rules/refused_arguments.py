@@ -14,7 +14,7 @@ from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_
 from hf_memkit.checks.rules.scripts import is_for_trl
 from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import argument_types
-from hf_memkit.optimizers import EXTRAS
+from hf_memkit.optimizers import install_command
 
 _FILE: Final = "transformers 5.23.0: training_args.py"
 
@@ -149,7 +149,5 @@ def optimizer_not_installed(subject: Subject) -> Iterator[Found]:
         why = (
             f"{optim} needs {missing[0]}, which is not installed here: Trainer fails, but only after loading the model"
         )
-        fix = (
-            f'run: pip install "hf-memkit[{EXTRAS[missing[0]]}]"' if missing[0] in EXTRAS else f"install {missing[0]}"
-        )
+        fix = f"run: {install_command(missing[0])}"
         yield Found("optim", optim, why=why, fix=fix, argument=True)
