@@ -42,8 +42,8 @@ Reader = Callable[[str], Figures]
 """From the text that begins at the head: the fields, and the end of the message in that text."""
 
 # torch: c10/cuda/CUDACachingAllocator.cpp, where OutOfMemoryError is raised. 0.4 to 1.3 say "cached" and mean reserved
-# - allocated, 1.4 to 2.0 "reserved in total by PyTorch", 2.1 and later "is reserved by PyTorch but unallocated". 1.8 and
-# later know "allowed". What stands behind a colon is of c10/cuda/CUDAMallocAsyncAllocator.cpp.
+# - allocated, 1.4 to 2.0 "reserved in total by PyTorch", 2.1 and later "is reserved by PyTorch but unallocated". 1.8
+# and later know "allowed". What stands behind a colon is of c10/cuda/CUDAMallocAsyncAllocator.cpp.
 _DEVICE: Final = {
     "requested_bytes": re.compile(rf"[Tt]ried to allocate {SIZE}|\bRequested {{0,20}}: {SIZE}"),
     "capacity_bytes": re.compile(
@@ -51,7 +51,8 @@ _DEVICE: Final = {
     ),
     "free_bytes": re.compile(rf"of which {SIZE} is free|; {SIZE} free|\bFree \(according to CUDA\): {SIZE}"),
     "allocated_bytes": re.compile(
-        rf"{SIZE} already allocated|Of the allocated memory {SIZE} is allocated by|\bCurrently allocated {{0,20}}: {SIZE}"
+        rf"{SIZE} already allocated|Of the allocated memory {SIZE} is allocated by"
+        rf"|\bCurrently allocated {{0,20}}: {SIZE}"
     ),
     "reserved_bytes": re.compile(rf"{SIZE} reserved in total by PyTorch"),
     "_unallocated": re.compile(rf"{SIZE} (?:is reserved by PyTorch but unallocated|cached\))"),

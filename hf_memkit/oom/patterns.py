@@ -65,7 +65,10 @@ _MPS: Final = {"device_type": "mps"}
 def _ended(signal: int) -> str:
     """A program that a signal ended, in the words of shells, launchers, containers and Python: `exit code: 137`,
     `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
-    words = r"(?i:\b(?:exit(?:ed|s)?|exit[_ -]?(?:code|status)|return(?:ed|s)?|terminated|with code|code)\b)"
+    words = (
+        r"(?i:\b(?:exit(?:ed|s)?|exit[_ -]?(?:code|status)|return(?:ed|s)?|terminated"
+        r"|(?:(?:exited |terminated )?with )?code)\b)"
+    )
     return rf"{words}[\s=:(<\"']{{0,12}}(?:-{signal}|{128 + signal})\b(?![.%/]?\d|[%/:])"
 
 
@@ -80,8 +83,9 @@ FORMS: Final[tuple[Form, ...]] = (
         r"Invalid buffer size: (?=\d)|total bytes of NDArray > 2\*\*32|greater than the maximum allowed buffer size",
         ("Invalid buffer", "of NDArray >", "allowed buffer size"), 1, request, _MPS,
     ),
-    Form("metal", "Metal", "device", r"Insufficient Memory \(\w{1,10}:kIOGPU|kIOGPUCommandBufferCallbackErrorOutOfMemory",
-         ("kIOGPU",), 1, None, _MPS),
+    Form("metal", "Metal", "device",
+         r"(?:Insufficient Memory \(\w{1,10}:)?kIOGPUCommandBufferCallbackErrorOutOfMemory", ("kIOGPU",), 1, None,
+         _MPS),
     # torch: c10/cuda/CUDACachingAllocator.cpp, c10/core/alloc_cpu.cpp; NumPy refuses such sizes with another error
     Form(
         "no-size", "PyTorch", "device",
@@ -97,10 +101,11 @@ FORMS: Final[tuple[Form, ...]] = (
         ("ried to allocate", "exceed allowed memory"), 0, device_figures,
     ),
     # torch: c10/cuda/CUDACachingAllocator.cpp asks NVML for the sizes that the error would print
-    Form("torch-nvml", "PyTorch", "device", r"NVML_SUCCESS == [^\n]{0,80}?INTERNAL ASSERT FAILED", ("NVML_SUCCESS",), 1,
-         None, _CUDA),
+    Form("torch-nvml", "PyTorch", "device", r"NVML_SUCCESS == [^\n]{0,80}?INTERNAL ASSERT FAILED",
+         ("NVML_SUCCESS",), 1, None, _CUDA),
     Form("torch-device-bare", "PyTorch", "device",
-         r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|MTIA|HPU|GCU|SDAA) out of memory\b|: Allocation on device(?: \d{1,4})?\s{0,4}$",
+         r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|MTIA|HPU|GCU|SDAA) out of memory\b"
+         r"|: Allocation on device(?: \d{1,4})?\s{0,4}$",
          ("out of memory", "Allocation on device"), 2),
     # tensorflow: core/framework/op_kernel.cc, core/common_runtime/bfc_allocator.cc,
     # stream_executor/cuda/cuda_driver.cc (github.com/tensorflow/tensorflow/issues/43546, /52123)
@@ -124,8 +129,8 @@ FORMS: Final[tuple[Form, ...]] = (
         ("Free memory on dev",), 1, vllm_figures,
     ),
     # vllm: csrc/cumem_allocator.cpp: memory that a sleeping engine gave back is not free when it wakes
-    Form("vllm-wake", "vLLM", "device", r"CUDA Error: out of memory at [^\n]{0,200}cumem_allocator|cuMemCreate[^\n]{0,80}"
-         r"out of memory", ("cumem",), 1, None, _CUDA),
+    Form("vllm-wake", "vLLM", "device", r"CUDA Error: out of memory at [^\n]{0,200}cumem_allocator", ("cumem",), 1,
+         None, _CUDA),
     # transformers and accelerate: a device_map moved what the free GPU memory did not hold to RAM or disk
     Form(
         "dispatched", "transformers", "device",
@@ -135,7 +140,8 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     # NCCL: src/include/alloc.h and checks.h
     Form(
-        "nccl", "NCCL", "device", r"Cuda failure (?:\d{1,4} )?'out of memory'|Failed to CUDA [cm]alloc (?:async )?(?=\d)",
+        "nccl", "NCCL", "device",
+        r"Cuda failure (?:\d{1,4} )?'out of memory'|Failed to CUDA [cm]alloc (?:async )?(?=\d)",
         ("Cuda failure", "CUDA calloc", "CUDA malloc"), 1,
         numbers(r"[cm]alloc (?:async )?(\d{1,18}) bytes", "requested_bytes"), _CUDA,
     ),
@@ -237,7 +243,8 @@ FORMS: Final[tuple[Form, ...]] = (
     # Windows: the commit limit, RAM and paging file together
     Form(
         "windows-commit", "Windows", "host",
-        r"\[WinError (?:1455|8|1450)\]|paging file is too small|os error 1455\b|Not enough memory resources are available"
+        r"\[WinError (?:1455|8|1450)\]|paging file is too small|os error 1455\b"
+        r"|Not enough memory resources are available"
         r"|\b(?:exit|exited|returned)\b[^\n]{0,40}(?:3221225495|-1073741801|0xC0000017)",
         ("WinError", "paging file", "os error 1455", "memory resources", "3221225495", "1073741801", "0xC0000017"), 1,
     ),
@@ -271,7 +278,7 @@ FORMS: Final[tuple[Form, ...]] = (
     # Ray: _private/memory_monitor.py, raylet/node_manager.cc
     Form(
         "ray", "Ray", "host",
-        r"\(?[Tt]asks?(?: / actors)?\)? (?:was |were )?killed due to (?:memory pressure|the node running low on memory)",
+        r"\(?[Tt]asks?(?: / actors)?\)? (?:was |were )?killed due to (?:memory pressure|the node running low on mem)",
         ("memory pressure (OOM)", "running low on memory"), 1, host_figures, ends=True,
     ),
     # Linux: mm/oom_kill.c. Before 4.x and behind "invoked oom-killer" the words "Out of memory:" are missing.
@@ -289,7 +296,7 @@ FORMS: Final[tuple[Form, ...]] = (
         r"|Failed with result 'oom-kill'|killed by the OOM killer|memorystatus: killing\w{0,40}(?: process)?(?: pid)?"
         r"|low swap: killing"
         r"|\binvoked oom-killer\b",
-        ("invoked oom-killer", "due to memory", "to process", "oom-kill", "OOM killer", "memorystatus:", "low swap:"), 1,
+        ("due to memory", "to process", "oom-kill", "OOM killer", "memorystatus:", "low swap:"), 1,
         numbers(r"(?:process|pid) (\d{1,10})\b", "pid"), {"in_cgroup": False}, ends=True,
     ),
     # Slurm, PBS, LSF, Grid Engine, HTCondor, YARN: the limit of a job
@@ -325,8 +332,8 @@ FORMS: Final[tuple[Form, ...]] = (
         {"in_cgroup": True}, ends=True,
     ),
     # Dask: distributed/worker_memory.py
-    Form("dask", "Dask", "host", r"(?:\(pid=\d{1,10}\) )?exceeded \d{1,3}% memory budget|KilledWorker\b", ("memory budget", "KilledWorker"), 2,
-         numbers(r"pid=(\d{1,10})", "pid"), ends=True),
+    Form("dask", "Dask", "host", r"(?:\(pid=\d{1,10}\) )?exceeded \d{1,3}% memory budget|KilledWorker\b",
+         ("memory budget", "KilledWorker"), 2, numbers(r"pid=(\d{1,10})", "pid"), ends=True),
     # A write beyond what /dev/shm holds: shells, torchrun, DeepSpeed's launcher, Python's faulthandler
     Form(
         "sigbus", "the system", "shared memory",
@@ -338,12 +345,13 @@ FORMS: Final[tuple[Form, ...]] = (
         "sigkill", "the system", "host",
         rf"{_ended(9)}|(?<!via )(?<!via Signals\.)\bSIGKILL\b|\b[Ss]ignal 9\b|KILLED BY SIGNAL: 9|status=9/KILL"
         r"|\bEXIT CODE: 9\b|\bkilled by signal 9\b|\bError 137\b|non-zero status of 9\b"
-        r"|(?:^ {0,4}|^[^\n:]{1,80}: \d{1,6}: |[:：] {0,8}\d{1,10} {1,4})(?:Killed|已杀死|已殺死|Getötet|強制終了|Убито)"
-        r"(?=\s|$)|(?<=[\]%]) {0,4}Killed(?=\s|$)|\bKilled: 9\b|\btasks? [\d,-]{1,40}: Killed\b|\bzsh: killed\b"
+        r"|(?:^ {0,4}|^[^\n:]{1,80}: \d{1,6}: |[:：] {0,8}\d{1,10} {1,4})"  # a shell: alone, sh -c, a script's line
+        r"(?:Killed|已杀死|已殺死|Getötet|強制終了|Убито)(?=\s|$)|(?<=[\]%]) {0,4}Killed(?=\s|$)"
+        r"|\bKilled: 9\b|\btasks? [\d,-]{1,40}: Killed\b|\bzsh: killed\b"
         r"|^ {0,4}\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?[Kk]illed\s",
         ("137", " -9", "=-9", "SIGKILL", "ignal 9", "SIGNAL: 9", "9/KILL", "EXIT CODE: 9",
-         "Error 137", "status of 9", "Killed", "zsh: killed", "  killed", "已杀死", "已殺死", "getötet", "強制終了", "убито"), 3,
-        killed, ends=True,
+         "Error 137", "status of 9", "killed", "已杀死", "已殺死", "getötet", "強制終了", "убито"), 3, killed,
+        ends=True,
     ),
     # accelerate 1.15: utils/memory.py
     Form("accelerate-batch", "accelerate", "device", r"No executable batch size found", ("executable batch",), 3),
@@ -352,15 +360,16 @@ FORMS: Final[tuple[Form, ...]] = (
     Form("xla-tpu", "XLA", "device", r"RESOURCE_EXHAUSTED: [^\n]{0,40}TPU|Ran out of memory in memory space hbm",
          ("RESOURCE_EXH", "in memory space"), 1, xla_figures, {"device_type": "tpu"}),
     Form("memory-error", "Python", "host",
-         r"(?:^|[\s\]|:>)]) {0,2}(?<!except )(?<!raise )(?:[\w.]{1,80}\.)?MemoryError(?=: (?!std::bad_alloc: )\S|\s{0,4}$)|^MemoryError\b(?!: std::bad_alloc: )"
+         r"(?:^|[\s\]|:>)]) {0,2}(?<!except )(?<!raise )(?:[\w.]{1,80}\.)?MemoryError(?=: (?!std::bad_alloc: )\S)"
+         r"|^MemoryError\b(?!: std::bad_alloc: )"
          r"|std::bad_alloc(?!: (?:out_of_memory: )?CUDA)|\[Errno 12\] Cannot allocate memory",
          ("MemoryError", "bad_alloc", "Errno 12"), 1),
     Form(
         "disk", "the system", "disk",
-        r"No space left on device|PytorchStreamWriter failed writing file|Disk quota exceeded|not enough space on the disk"
+        r"No space left on device|PytorchStreamWriter failed writing file|Disk quota exceeded|not enough space on the"
         r"|inline_container\.cc[^\n]{0,20} unexpected pos \d|Not enough disk space\. Needed",
-        ("No space left", "StreamWriter failed", "quota exceeded", "space on the disk", "unexpected pos", "disk space"),
-        2, general=True,
+        ("No space left", "StreamWriter failed", "quota exceeded", "space on the", "unexpected pos", "disk space"), 2,
+        general=True,
     ),
     # What the others do not know: an error's own words, with the device or without.
     Form(
