@@ -23,7 +23,10 @@ __all__ = ["MAX_LINE", "OVERLAP", "LogLine", "clean", "lines", "same_prefix"]
 MAX_LINE: Final = 65_536
 OVERLAP: Final = 4_096
 
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ESCAPE: Final = re.compile(  # as characters, and as syslog, JSON and editors write them
+    r"(?:#033|\\033|\\x1b|\\u001b|\^\[|␛)\[[0-9;]{0,40}[mK]"
+    r"|\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])"
+)
 
 _LINK: Final = re.compile(r"\[([^\]\n]{1,300})\]\((?:https?://|file:)[^)\n]{0,400}\)")
 """What a copied notebook cell or issue makes of a path: `[trainer.py](https://localhost:8080/#)`."""

@@ -72,7 +72,7 @@ _OTHER_LIMIT: Final = re.compile(r"DUE TO (?:TIME LIMIT|PREEMPTION)|TERM_RUNLIMI
 
 _ALONE: Final = re.compile(r"(?:^|[\]%]) {0,4}Killed$")
 _SOME_RANK: Final = re.compile(r"(?:\[|\b)(?:[Rr]ank|RANK|default)[ =:]{0,2}(\d{1,5})\b")
-_TPU: Final = re.compile(r"\bTPU\b|torch_xla|libtpu|(?i:hbm)(?![a-z])")
+_TPU: Final = re.compile(r"\bTPU\b|\btpu_|torch_xla|libtpu|(?i:hbm)(?![a-z])")
 _ERROR_NAME: Final = re.compile(r"(?:[\w.]{1,120}: )?$")
 
 # Words that are a message only if nothing else stands in their line.
@@ -203,7 +203,7 @@ def _in_line(
     text, done = line.text, line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
-        text += " " + following[0].text[:60]
+        text += " " + following[0].text.strip()[:60]
     found = heads(text, line.fresh)
     for position, (head, form) in enumerate(found):
         start = head.start()

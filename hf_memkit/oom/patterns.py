@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hf_memkit.oom.figures import (
     Reader,
+    cuda_figures,
     device_figures,
     host_figures,
     killed,
@@ -112,9 +113,9 @@ FORMS: Final[tuple[Form, ...]] = (
     Form(
         "tensorflow", "TensorFlow", "device",
         r"OOM when allocating tensor"
-        r"|failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
+        r"|failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: (?:CUDA_ERROR_OUT|HIP_ERROR_Out|hipErrorOut)"
         r"|Allocator \(\w{1,20}_bfc\) ran out of memory trying to allocate(?= ?\d)(?![^\n]{0,200}not a failure)",
-        ("OOM when alloc", "from device: CUDA_ERR", "_bfc) ran out"), 1, request, _CUDA,
+        ("OOM when alloc", "from device: CUDA_ERR", "from device: hip", "_bfc) ran out"), 1, request, _CUDA,
     ),
     # vllm 0.2 to 0.11: worker/worker.py, v1/core/kv_cache_utils.py, v1/worker/utils.py
     # (github.com/vllm-project/vllm/issues/10439, /2418, /27508)
@@ -164,9 +165,9 @@ FORMS: Final[tuple[Form, ...]] = (
         "cuda-raw", "CUDA", "device",
         r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b[^\n]{0,160}?"
         r"\bout of memory\b)(?!\. (?:\w{1,40} )?[Tt]ried)"
-        r"|\bcudaErrorMemoryAllocation\b|\bhipErrorOutOfMemory\b|CUDA_OUT_OF_MEMORY\b"
+        r"|(?<!Search for .)\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory)\b|CUDA_OUT_OF_MEMORY\b"
         r"|Out of memory allocating [\d,]{1,20} bytes \(allocated so far",
-        ("out of memory", "ErrorMemoryAlloc", "hipErrorOut", "CUDA_OUT_OF"), 1,
+        ("out of memory", "ErrorMemoryAlloc", "hipErrorOut", "CUDA_OUT_OF"), 1, cuda_figures,
     ),
     # Unified Runtime, its predecessor, OpenCL, Intel Extension for PyTorch
     Form(
@@ -177,7 +178,9 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     # Ascend CANN: error codes of aclrtMalloc and of the driver
     Form("cann", "CANN", "device", r"EL0004: [^\n]{0,80}?[Ff]ailed to allocate memory|\[driver error:out of memory\]"
-         r"|(?:result|code)\S{0,4} {0,2}(?:is|=)? {0,2}207001\b", ("EL0004", "driver error:out", "207001"), 1, None,
+         r"|Call rtMalloc fail|(?:result|code)\S{0,4} {0,2}(?:is|=)? {0,2}207001\b",
+         ("EL0004", "driver error:out", "207001", "rtMalloc fail"), 1,
+         numbers(r"\bsize:(\d{1,18})", "requested_bytes"),
          {"device_type": "npu"}),
     # accelerate 1.15: utils/memory.py, should_reduce_batch_size
     Form(
@@ -243,10 +246,12 @@ FORMS: Final[tuple[Form, ...]] = (
     # Windows: the commit limit, RAM and paging file together
     Form(
         "windows-commit", "Windows", "host",
-        r"\[WinError (?:1455|8|1450)\]|paging file is too small|os error 1455\b"
+        r"\[WinError (?:1455|8|1450)\]|os error 1455\b"
+        r"|(?:paging file is too small|页面文件太小|Auslagerungsdatei ist zu klein)(?:[^\n]{0,60}os error 1455)?"
         r"|Not enough memory resources are available"
         r"|\b(?:exit|exited|returned)\b[^\n]{0,40}(?:3221225495|-1073741801|0xC0000017)",
-        ("WinError", "paging file", "os error 1455", "memory resources", "3221225495", "1073741801", "0xC0000017"), 1,
+        ("WinError", "paging file", "页面文件太小", "Auslagerungsdatei", "os error 1455", "memory resources",
+         "3221225495", "1073741801", "0xC0000017"), 1,
     ),
     # torch: c10/core/MapAllocator.cpp
     Form("mmap", "PyTorch (CPU)", "host", r"unable to mmap \d{1,18} bytes from file", ("unable to mmap",), 1,
@@ -302,7 +307,8 @@ FORMS: Final[tuple[Form, ...]] = (
     # Slurm, PBS, LSF, Grid Engine, HTCondor, YARN: the limit of a job
     Form(
         "slurm", "Slurm", "host",
-        r"oom[_-]kill event(?:\(s\)|s)? in (?i:step)|[Ee]xceeded (?:job |step |virtual )?memory limit(?! of)"
+        r"oom[_-]kill event(?:\(s\)|s)? in (?i:step)(?:[^\n]{0,120}out-of-memory handler)?"
+        r"|[Ee]xceeded (?:job |step |virtual )?memory limit(?! of)"
         r"|\btasks? [\d,-]{1,40}: Out Of Memory\b|hit memory limit at least once|cgroup out-of-memory handler"
         r"|\bOUT_OF_MEMORY\b(?! *=)|\bOUT_OF_ME\+",
         ("kill event", "memory limit", ": Out Of Memory", "out-of-memory handler", "OUT_OF_ME"), 1, host_figures,
@@ -319,8 +325,9 @@ FORMS: Final[tuple[Form, ...]] = (
     # Kubernetes, Docker, cloud services
     Form(
         "kubernetes", "Kubernetes", "host",
-        r"\bOOM-?[Kk]illed\b|low on resource: memory|ran out-of-memory and exited"
-        r"|use an instance type with more memory", ("OOMKilled", "OOM-Killed", "resource: memory", "ran out-of-memory",
+        r"\bOOM-?[Kk]illed\b|System OOM encountered|low on resource: memory|ran out-of-memory and exited"
+        r"|use an instance type with more memory",
+        ("OOMKilled", "OOM-Killed", "System OOM", "resource: memory", "ran out-of-memory",
                                                     "with more memory"), 1, None, {"in_cgroup": True}, ends=True,
     ),
     # Colab, Kaggle, Jupyter
@@ -337,7 +344,7 @@ FORMS: Final[tuple[Form, ...]] = (
     # A write beyond what /dev/shm holds: shells, torchrun, DeepSpeed's launcher, Python's faulthandler
     Form(
         "sigbus", "the system", "shared memory",
-        rf"{_ended(7)}|\bSIGBUS\b|\bSignal 7\b|Fatal Python error: Bus error"
+        rf"{_ended(7)}|\bSIGBUS\b|\b[Ss]ignal 7\b|Fatal Python error: Bus error"
         r"|(?:^|[:\]]|\b\d{1,10}) {0,4}[Bb]us error(?= {0,30}\(core dumped\)| {2,}|: 7\b| {0,4}$)",
         ("135", " -7", "=-7", "SIGBUS", "Signal 7", "us error"), 3, killed, ends=True,
     ),
@@ -355,8 +362,9 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     # accelerate 1.15: utils/memory.py
     Form("accelerate-batch", "accelerate", "device", r"No executable batch size found", ("executable batch",), 3),
-    Form("xla", "XLA", "device", r"RESOURCE_EXHAUSTED|Ran out of memory in memory space",
-         ("RESOURCE_EXH", "in memory space"), 1, xla_figures),
+    Form("xla", "XLA", "device", r"RESOURCE_EXHAUSTED|Ran out of memory in memory space"
+         r"|Attempting to (?:allocate|reserve) [\d.]{1,12}[KMGT][^\n]{0,30}\. That was not possible",
+         ("RESOURCE_EXH", "in memory space", "was not possible"), 1, xla_figures),
     Form("xla-tpu", "XLA", "device", r"RESOURCE_EXHAUSTED: [^\n]{0,40}TPU|Ran out of memory in memory space hbm",
          ("RESOURCE_EXH", "in memory space"), 1, xla_figures, {"device_type": "tpu"}),
     Form("memory-error", "Python", "host",

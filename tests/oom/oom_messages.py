@@ -423,6 +423,7 @@ LINES: tuple[Line, ...] = (
     Line("subprocess.CalledProcessError: Command '['python', 'x.py']' returned non-zero exit status 137.", *_KILLED),
     Line("Child process 4821 terminated with code -9", *_KILLED),
     Line("torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL", *_KILLED),
+    Line("APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)", *_BUS),
     Line("=   KILLED BY SIGNAL: 9 (Killed)", *_KILLED),
     Line("mpirun noticed that process rank 1 with PID 0 on node x exited on signal 9 (Killed).", *_KILLED),
     Line("Process finished with exit code 137 (interrupted by signal 9: SIGKILL)", *_KILLED),
@@ -461,6 +462,11 @@ LINES: tuple[Line, ...] = (
          {"in_cgroup": False}),
     Line("Killed process 4821 (python3) total-vm:94371840kB, anon-rss:62914560kB", "linux-oom", _RAM,
          {"in_cgroup": False, "pid": 4821, "process_name": "python3", "resident_bytes": gib(60)}),
+    Line("System OOM encountered, victim process: python, pid: 4821", "kubernetes", _RAM, {"in_cgroup": True}),
+    Line("slurmstepd-gpu20: error: Detected 1 oom-kill event(s) in StepId=9.0. Some of your processes may have been killed "
+         "by the cgroup out-of-memory handler.", "slurm", _RAM, {"in_cgroup": True}),
+    Line("#033[2m#033[33m(raylet)#033[0m node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory pressure "
+         "(OOM), 0 Workers crashed", "ray", _RAM),
     Line("Your session crashed after using all available RAM.", "notebook", _RAM, {"in_cgroup": True}),
     Line("Your notebook tried to allocate more memory than is available. It has restarted.", "notebook", _RAM,
          {"in_cgroup": True}),
@@ -473,6 +479,7 @@ LINES: tuple[Line, ...] = (
          {"pid": 4821}, "data"),
     # RAM
     Line("OSError: [WinError 1455] The paging file is too small for this operation to complete.", "windows-commit", _RAM),
+    Line("OSError: The paging file is too small for this operation to complete. (os error 1455)", "windows-commit", _RAM),
     Line("pyarrow.lib.ArrowMemoryError: realloc of size 2172846080 failed", "allocator", _RAM,
          {"requested_bytes": 2172846080}),
     Line("memory allocation of 1073741824 bytes failed", "allocator", _RAM, {"requested_bytes": 1073741824}),
@@ -493,6 +500,10 @@ LINES: tuple[Line, ...] = (
     Line("RuntimeError: Triton Error [CUDA]: out of memory", *_GPU, _CUDA),
     Line("CUDA error (/x/flash_fwd_launch_template.h:64): out of memory", *_GPU, _CUDA),
     Line("CUDA failure 2: out of memory ; GPU=0 ; hostname=x ; file=/onnxruntime", *_GPU, _CUDA),
+    Line("RuntimeError: CUDA error: out of memory\n   Search for `hipErrorOutOfMemory' in https://rocm.docs.amd.com/x for "
+         "more information.", *_GPU, {"device_type": "rocm"}),
+    Line("torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com",
+         *_GPU, _CUDA),
     Line("RuntimeError: CUDA error: hipErrorOutOfMemory", *_GPU, {"device_type": "rocm"}),
     Line('RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":995, please report '
          "a bug to PyTorch.", "torch-nvml", "device", _CUDA),
@@ -512,6 +523,8 @@ LINES: tuple[Line, ...] = (
          {"device_type": "xpu"}),
     Line("RuntimeError: Allocation is out of device memory on current platform.", "level-zero", "device",
          {"device_type": "xpu"}),
+    Line("ERROR 04-09 21:56:46 [x.py:452]         Call rtMalloc fail, purpose: page caching, type = 2, size:3221291008, "
+         "device_id:0", "cann", "device", {"device_type": "npu", "requested_bytes": 3221291008}),
     Line("[E compiler_depend.ts:280] call aclrtMalloc failed, error code is 207001", "cann", "device",
          {"device_type": "npu"}),
     Line("Error: (null) Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", "metal", "device",
@@ -523,6 +536,9 @@ LINES: tuple[Line, ...] = (
     Line("RuntimeError: Bad StatusOr access: RESOURCE_EXHAUSTED: Attempting to allocate 2.00G. That was not possible. There "
          "are 1.25G free.; (0x0x0_HBM0)", "xla-tpu", "device",
          {"device_type": "tpu", "requested_bytes": gib(2), "free_bytes": gib(1.25)}),
+    Line("x.cc:90]   OP_REQUIRES failed at tpu_execute_op.cc:266 : RESOURCE_EXHAUSTED: Attempting to reserve 10.50G at the "
+         "bottom of memory. That was not possible. There are 8.75G free, 0B reserved, and 8.97G reservable.", "xla-tpu",
+         "device", {"device_type": "tpu", "requested_bytes": gib(10.5), "free_bytes": gib(8.75)}),
     Line("Ran out of memory in memory space hbm. Used 20.50G of 15.50G hbm. Exceeded hbm capacity by 5.51G.", "xla-tpu",
          "device", {"device_type": "tpu", "requested_bytes": gib(20.5), "capacity_bytes": gib(15.5)}),
     # sizes that are none
