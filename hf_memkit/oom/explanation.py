@@ -11,6 +11,7 @@ from hf_memkit.oom.change import Change
 from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.message import OomMessage, paragraph, printable, show
 from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
+from hf_memkit.oom.patterns import FORMS
 from hf_memkit.oom.run_view import mapping
 from hf_memkit.oom.suggestions import ACTIVATION_PHASES, suggest
 from hf_memkit.oom.verdict import Verdict, for_job, judge
@@ -32,9 +33,11 @@ _ROWS: Final = (
     ("other Metal buffers", "other_bytes"),
     ("hardware limit", "limit_bytes"),
     ("RAM of the process", "resident_bytes"),
+    ("RAM in use", "used_bytes"),
+    ("RAM in total", "total_bytes"),
 )
 
-_KILLS: Final = ("sigkill", "dataloader-killed", "linux-memcg", "linux-oom", "slurm", "kubernetes")
+_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {"dataloader-killed", "pool-killed"}
 
 _LISTED: Final = 5
 """Further messages that the text lists; the JSON has all of them."""
@@ -277,7 +280,10 @@ def _sentence(message: OomMessage) -> str:
         return f"{who} was killed and raised no error"
     if message.memory == "kernel":
         return f"{message.library} could not start a kernel"
-    what = {"device": "on the GPU", "host": "in RAM", "shared memory": "in /dev/shm"}[message.memory]
+    what = {
+        "device": "on the GPU", "host": "in RAM", "pinned": "in page-locked RAM", "shared memory": "in /dev/shm",
+        "disk": "on disk",
+    }[message.memory]  # fmt: skip
     if message.memory == "device" and message.device is not None:
         what = f"on GPU {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"

@@ -18,7 +18,9 @@ Cause = Literal[
     "context and libraries",
     "host memory",
     "shared memory",
+    "disk",
     "kernel resources",
+    "corrupt size",
     "unknown",
 ]
 """The causes that a verdict can name."""
@@ -289,6 +291,96 @@ def _metal_buffer(message: OomMessage) -> Answer:
     return "size", f"One tensor is larger than this Mac allows: Metal cannot create a single buffer of {asked}.", ()
 
 
+def _nvml(message: OomMessage) -> Answer:
+    why = (
+        "PyTorch ran out of GPU memory, and failed to write the sizes into its error because NVML does not work here "
+        "(a virtual GPU, MIG, Jetson, gVisor). This is no bug of PyTorch."
+    )
+    return "size", why, ()
+
+
+def _no_size(message: OomMessage) -> Answer:
+    why = (
+        "The requested size is negative or larger than any machine's memory. Memory did not run out: a shape or a "
+        "length was computed wrongly, or the library has a bug. A smaller batch does not help."
+    )
+    return "corrupt size", why, (
+        Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at the wrong operation"),
+        Remedy("arguments.per_device_train_batch_size", "smaller", False, "the size does not come from the batch"),
+    )  # fmt: skip
+
+
+def _vllm_wake(message: OomMessage) -> Answer:
+    why = (
+        "vLLM woke from sleep mode and could not take back its share of the GPU: training, or another process, holds "
+        "too much of it."
+    )
+    return "cap", why, (
+        Remedy(_VLLM_SHARE, "smaller", True, "leaves more to training (trl: vllm_gpu_memory_utilization)"),
+        Remedy("arguments.per_device_train_batch_size", "smaller", True, "training then leaves more to vLLM"),
+    )  # fmt: skip
+
+
+def _dispatched(message: OomMessage) -> Answer:
+    why = (
+        "The weights do not fit the free GPU memory, so that part of the model was placed in RAM or on disk, which "
+        "cannot be trained this way."
+    )
+    return "size", why, (
+        Remedy("command", "nvidia-smi", True, "shows whether another model or process still holds the GPU"),
+        Remedy("device_map", '{"": 0}', True, "places all weights on one GPU; it fails with sizes if they do not fit"),
+        Remedy("model.quantization", "4-bit", True, "QLoRA: a quarter of the weights of 16 bits"),
+    )  # fmt: skip
+
+
+def _tpu(message: OomMessage) -> Answer:
+    why = (
+        "The accelerator's memory (HBM) ran out in a program of XLA (PyTorch/XLA or JAX). XLA plans the whole step at "
+        "once, so that settings of an allocator do not help."
+    )
+    return "size", why, (
+        Remedy("arguments.per_device_train_batch_size", "smaller", True, "activations shrink with it"),
+        Remedy("arguments.gradient_checkpointing", "True", True, "keeps fewer activations"),
+        Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),
+    )  # fmt: skip
+
+
+def _windows_commit(message: OomMessage) -> Answer:
+    why = (
+        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error: each worker "
+        "process loads the CUDA libraries again."
+    )
+    return "host memory", why, (
+        Remedy("command", "a larger paging file", True, "System > Advanced > Performance > Virtual memory"),
+        _WORKERS,
+    )  # fmt: skip
+
+
+def _pool(message: OomMessage) -> Answer:
+    why = "A worker process that prepares data ended without an error, most likely because host RAM ran out."
+    return "host memory", why, (
+        Remedy("preprocessing_num_workers, dataset_num_proc", "fewer", True, "each process holds data of its own"),
+        Remedy("datasets writer_batch_size", "smaller", True, "fewer rows are kept in RAM before they are written"),
+        _CONTAINER,
+    )  # fmt: skip
+
+
+def _node(message: OomMessage) -> Answer:
+    used, total = message.used_bytes, message.total_bytes
+    sizes = f" {show(used)} of {show(total)} were in use." if used and total else ""
+    why = f"{message.library} ended the process because host RAM ran out.{sizes} This is not a GPU memory error."
+    return "host memory", why, (_CONTAINER, _WORKERS, _OFFLOAD)
+
+
+def _disk(message: OomMessage) -> Answer:
+    why = "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem."
+    return "disk", why, (
+        Remedy("arguments.save_total_limit", "1", True, "deletes older checkpoints"),
+        Remedy("arguments.save_only_model", "True", True, "leaves out optimizer states; the run cannot be resumed"),
+        Remedy("command", "df -h", True, "shows which disk is full: the output folder's, HF_HOME's or /tmp"),
+    )  # fmt: skip
+
+
 ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "torch-mps-buffer": _metal_buffer,
     "cuda-raw": _cuda,
@@ -325,5 +417,24 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "vllm-cache": _vllm_cache,
     "vllm-start": _vllm_start,
     "xla": _xla,
+    "xla-tpu": _tpu,
+    "metal": _library("Metal"),
+    "no-size": _no_size,
+    "torch-nvml": _nvml,
+    "vllm-wake": _vllm_wake,
+    "dispatched": _dispatched,
+    "cann": _library("Ascend's runtime"),
+    "device-other": _library("a library"),
+    "host-other": _host_allocation,
+    "allocator": _host_allocation,
+    "windows-commit": _windows_commit,
+    "pool-killed": _pool,
+    "sigbus": _shared,
+    "ray": _node,
+    "dask": _node,
+    "oom-daemon": _kernel_kill,
+    "job-limit": _node,
+    "notebook": _sigkill,
+    "disk": _disk,
 }
 """By form. The other forms have sizes, from which `verdict` computes the cause."""

@@ -9,13 +9,13 @@ named only here was seen in users' tracebacks (`tests/oom/tracebacks.py` has the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "Feature", "Place", "Traced", "trace"]
+__all__ = ["BEGINS", "FRAME", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
 
 BEGINS: Final = "Traceback (most recent call last)"
 
@@ -142,12 +142,15 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
 
 _MODEL: Final = re.compile(r"/models/\w+/modeling_(\w+)\.py$")
 
-# Python's own; IPython 8, 7; Rich.
+FRAME: Final = re.compile(r"\bFile \"([^\"\n]{1,400})\", line \d+, in (\S{1,200})")
+"""Python's own, wherever in the line."""
+
+# Python's own; IPython 8, 7; Rich; pytest.
 _FRAMES: Final = (
-    re.compile(r"^ {0,8}File \"([^\"\n]{1,400})\", line \d+, in (\S{1,200})"),
+    FRAME,
     re.compile(r"^ {0,4}File ([^:\n\"]{1,400}):\d+, in ([^\s(]{1,200})\("),
     re.compile(r"^ {0,4}([^\s:]{1,400}\.py) in ([^\s(]{1,200})\("),
-    re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+ in (\S{1,200})"),
+    re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
 )
 _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,400})")
 """The line that IPython and Rich mark among those that they show around it."""
@@ -155,15 +158,20 @@ _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,40
 _CARETS: Final = re.compile(r"^[\s~^]*$")
 
 
+_FOREIGN: Final = 6
+"""Lines of others that may stand between two frames of a traceback, or between the last one and the message."""
+
+_GONE_ON: Final = 60
+"""So many lines after a traceback, another message is not its own: the error was caught, and the job went on."""
+
+
 def trace(lines: Iterable[str]) -> Traced:
-    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one."""
-    kept: list[str] = []
-    begun = False
-    for line in lines:
-        if BEGINS in line:
-            kept, begun = [], True
-        kept.append(line)
-    if not begun:
+    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one.
+
+    Where its first line is missing (a terminal, `tail`, a post), the frames directly above the message count.
+    """
+    kept = _last_traceback(list(lines))
+    if not kept:
         return Traced()
     phase = next((phase for phase, sign in _PHASES if any(sign.search(line) for line in kept)), None)
     frames = list(_frames(kept))
@@ -178,11 +186,84 @@ def trace(lines: Iterable[str]) -> Traced:
     return Traced(phase, in_use=in_use, model_type=model_type)
 
 
+# Page-locked RAM: torch's pin_memory, whoever calls it, and a copy to RAM that does not wait, whose target torch pins
+# (torch: aten/src/ATen/native/cuda/Copy.cu).
+_PINS: Final = re.compile(
+    r"\.pin_memory\(|\bpin_memory=True|, _?pin_memory\b|\.to\([^\n]{0,60}cpu[^\n]{0,60}non_blocking=True"
+)
+
+
+def pins(lines: Iterable[str]) -> bool:
+    """Whether one of the two innermost frames of the last traceback in `lines` allocates page-locked RAM."""
+    return any(_PINS.search(frame) for frame in list(_frames(_last_traceback(list(lines))))[-2:])
+
+
+def _last_traceback(lines: list[str]) -> list[str]:
+    begins = next((place for place in range(len(lines) - 1, -1, -1) if BEGINS in lines[place]), None)
+    if begins is not None:
+        frames = [place for place in range(begins, len(lines)) if _frame_in(lines[place]) is not None]
+        return lines[begins:] if len(lines) - (frames or [begins])[-1] <= _GONE_ON else []
+    first, foreign = None, 0
+    for place in range(len(lines) - 2, -1, -1):  # the last line is the message's
+        line = lines[place]
+        if _frame_in(line) is not None:
+            first, foreign = place, 0
+        elif line.strip() and not line.startswith((" ", "\t", "-")):
+            foreign += 1
+            if foreign > _FOREIGN:
+                break
+    return lines[first:] if first is not None else []
+
+
+def _frame_in(line: str) -> re.Match[str] | None:
+    if ".py" not in line and "File" not in line:
+        return None
+    return next((match for pattern in _FRAMES if (match := pattern.search(line))), None)
+
+
+# What programs print while they work. In this order: datasets' "Saving the dataset" is no save of a model. The words
+# are those of transformers 4.3x to 5.23 (trainer.py, modeling_utils.py, core_model_loading.py), datasets 3 and 4
+# (arrow_dataset.py, builder.py), trl 1.16 (trainer/sft_trainer.py), accelerate 1.15 and vLLM.
+_PROGRESS: Final[tuple[tuple[Phase | None, re.Pattern[str]], ...]] = (
+    ("best_model", re.compile(r"Loading best model from")),
+    ("resume", re.compile(
+        r"[Ll]oading (?:model|checkpoint) from \S*checkpoint-\d|Continuing training from"
+        r"|[Rr]esum(?:e|ing) (?:training )?from")),
+    ("load", re.compile(
+        r"(?i:\bloading (?:a |the )?(?:checkpoint|safetensors|pt checkpoint|weights|model\b|pipeline))"
+        r"|Materializing param|Fetching \d+ files")),
+    ("data", re.compile(
+        r"\b(?:Map|Filter|Flattening the indices|Saving the dataset|Loading dataset shards)\b[^\n:]{0,40}:"
+        r"|[Rr]unning tokenizer|[Tt]okeniz(?:ing|ation)\b|Generating \w{1,40} (?:split|examples)|Grouping texts"
+        r"|[Pp]acking \w|Applying (?:chat template|formatting function)|Converting \w{1,40} dataset|Truncating \w"
+        r"|Preprocessing (?:the )?dataset|\(num_proc=\d+\)| examples/s\b")),
+    ("save", re.compile(
+        r"Writing model shards|Saving (?:model|checkpoint|FSDP|current|the (?:final )?model|Optimizer)"
+        r"|Configuration saved in|[Mm]odel weights saved in|tokenizer config file saved|Saved? checkpoint")),
+    ("optimizer", re.compile(  # deepspeed 0.19.8: before the first step, when the states are made
+        r"Optimizer #\d{1,3} is created with|initializing optimizer states|as basic optimizer"
+        r"|Creating \S+ ZeRO stage")),
+    ("evaluate", re.compile(r"Running (?:Evaluation|Prediction)|\bEvaluat(?:ing|ion)\b[^\n]{0,40}\d%")),
+    (None, re.compile(r"Running training|['\"](?:eval_)?loss['\"]: |Training completed")),
+)  # fmt: skip
+_ENDED: Final = re.compile(r"\b100%\|")
+
+
+def phase_of_progress(lines: Sequence[str]) -> Phase | None:
+    """What the job was doing by the last of `lines` that tells it: a progress bar, or what a library prints."""
+    for line in reversed(lines):
+        for phase, sign in _PROGRESS:
+            if sign.search(line):
+                # After data comes anything; weights that have just been loaded are still what fills the memory.
+                return None if phase == "data" and _ENDED.search(line) else phase
+    return None
+
+
 def _frames(lines: list[str]) -> Iterator[str]:
     """`"FILE, FUNCTION: SOURCE"` of each frame, the innermost last."""
     head, source, marked = "", "", False
     for line in lines:
-        found = next((match for pattern in _FRAMES if (match := pattern.match(line))), None)
+        found = _frame_in(line)
         if found is not None:
             if head:
                 yield f"{head}: {source}"
