@@ -108,6 +108,8 @@ def beside(plan: Plan) -> Iterator[str]:
     """What stands below the first line: what the proposed setup does to the result, the script as it stands, and what
     is faster and nearly the same; a sentence each."""
     best, own = plan.proposed, plan.own
+    if (shown := (best or own).prediction) is not None:
+        yield from (f"{each}." for each in shown.warnings)
     if said := other_batch(plan):
         yield said
     if best is None and plan.failed:
