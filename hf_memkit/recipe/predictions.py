@@ -153,7 +153,7 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
         for content in entry["predicted"]:
             if all(content[name] == value for name, value in wanted.items()):
                 found = StoredPrediction.from_json(content).prediction.judged(job.machine)
-                return found.with_warnings(emulated_by_setup(setup))
+                return replace(found, warnings=()).with_warnings(emulated_by_setup(setup))  # of this GPU
     raise InputError("no stored prediction for this setup")
 
 
