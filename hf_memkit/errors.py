@@ -7,6 +7,7 @@ MemkitError
 │   ├── DataError         training data that cannot be used
 │   ├── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
 │   ├── ScriptFailed      a user's script that raised, or ended, before it trained
+│   ├── NoKernel          an operation that a GPU refuses in the type of its tensors
 │   └── Unmodelled        what a traced training cannot show
 ├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
 ├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
@@ -31,6 +32,7 @@ __all__ = [
     "InputError",
     "MemkitError",
     "MissingPackageError",
+    "NoKernel",
     "RecipeError",
     "RunError",
     "ScriptFailed",
@@ -83,6 +85,11 @@ class ScriptFailed(InputError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Between processes: an exception is made again from its message alone."""
         return partial(ScriptFailed, text=self.text), (str(self),)
+
+
+class NoKernel(InputError, NotImplementedError):
+    """An operation that a GPU refuses in the type of its tensors. A library that catches what torch raises there, and
+    then computes in another way, catches this too."""
 
 
 class Unmodelled(InputError):

@@ -85,7 +85,9 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
     lines: Lines = [_best_gpu(ranked, prices), "", _gpus(ranked, prices)]
     if early := [wording.gpu_of(plan) for plan in ranked if plan.stopped]:
         lines += ["", f"Search not finished: {', '.join(early)}{wording.longer(ranked)}."]
-    if not short:
+    if short:
+        lines += [Text(f"{line}.") for plan in ranked for line in wording.warnings(plan)]
+    else:
         for plan in ranked:
             best = plan.proposed
             lines += ["", Text(text(wording.subject(plan), 400), style="bold")]

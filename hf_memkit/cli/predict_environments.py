@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group
 from rich.text import Text
 
-from hf_memkit.cli.predict_render import answer, basis
+from hf_memkit.cli.predict_render import answer, basis, warnings
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.prediction.comparison import compare, compare_versions
 from hf_memkit.prediction.environments import Environment, find_environment
@@ -53,6 +53,7 @@ def _page(here: Prediction, there: Prediction, other: Environment, title: str, *
     for place, each in (("There", there), ("Here", here)):
         verdict, *_ = answer(each, short=short)
         lines.append(Text.assemble(f"{place} ", verdict))
+    lines += warnings(there.warnings, short=short)
     lines += [Text(""), Text(title), Text(""), *_libraries(_versions(other), rows)]
     if not (found.phases or found.categories or found.modules):
         lines.append(Text("No difference: phases, categories and modules need the same there and here."))

@@ -46,9 +46,10 @@ def write_page(
     """
     gpu, target = setup.resolved_for.machine.gpu, read_target(prediction.to_json())
     assert target is not None
-    verdict, *changes = (line.plain for line in answer(prediction, change))
+    verdict, *rest = (line.plain for line in answer(prediction, change))
+    below, changes = rest[: len(prediction.warnings)], rest[len(prediction.warnings) :]
     warned = (el("p", el("strong", line.plain)) for line in warnings(above))
-    head = lead(verdict, [title], _STATES.get(prediction.verdict or "", "near"))
+    head = lead(verdict, [*below, title], _STATES.get(prediction.verdict or "", "near"))
     said = f"Predicted{f' for {gpu.name}' if gpu else ''}: GiB by category at the peak. Reduce the longest part first"
     parts = [
         el("header", *warned, head, tiles(_tiles(prediction, target))),

@@ -106,16 +106,17 @@ def page(
 
 
 def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
-    """What stands above the verdict, because it does not know of it."""
+    """What the verdict does not know: above it what makes it another job, under it what costs much."""
     return [Text(f"Warning: {text(line, _SHORT_LINE if short else _LONGEST_WARNING)}.", "yellow") for line in lines]
 
 
 def answer(prediction: Prediction, change: Sequence[str] = (), *, short: bool = False) -> list[Text]:
-    """The verdict, and what to change."""
+    """The verdict, warnings under it, and what to change."""
     verdict = prediction.verdict or "no verdict"
     how = ", estimated by formula" if prediction.verdict and prediction.confidence.level == "formula" else ""
     why, *change = (text(line, _SHORT_ANSWER) if short else line for line in (prediction.why, *change))
-    return [Text.assemble((verdict.upper(), _COLOURS.get(verdict, "bold")), f"{how}: {why}."), *map(Text, change)]
+    first = Text.assemble((verdict.upper(), _COLOURS.get(verdict, "bold")), f"{how}: {why}.")
+    return [first, *warnings(prediction.warnings, short=short), *map(Text, change)]
 
 
 def tables(prediction: Prediction, width: int) -> list[RenderableType]:

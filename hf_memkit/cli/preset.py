@@ -167,6 +167,7 @@ def copy(
 
 def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
+    from hf_memkit.emulated_bf16 import emulated_by_setup
     from hf_memkit.presets.outside import SCRIPTS
     from hf_memkit.resolve import read_own, resolve
 
@@ -182,6 +183,7 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
     if names and not (request.model or request.arguments.get("model_name_or_path")):
         raise without  # before torch is imported
     setup, _ = resolve(request, whole=False)
+    setup = replace(setup, problems=(*filter(None, [emulated_by_setup(setup)]), *setup.problems))
     job = setup.resolved_for
     if names and job.model is None:
         raise without

@@ -36,6 +36,7 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
         "left_out": dict(plan.left_out),
         "setups_judged": plan.setups,
         "stopped": plan.stopped,
+        "warnings": list(wording.warnings(plan)),
         "notes": list(plan.notes),
         "price_an_hour": price,
         "run_cost": run_cost(best, price, plan.gpus),

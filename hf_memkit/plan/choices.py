@@ -265,6 +265,8 @@ def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternat
     gpu = machine.gpu
     if gpu is None or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
         return
+    if not gpu.bf16 and "bfloat16" in facts["trained_dtypes"]:
+        return  # GradScaler cannot unscale their gradients
     if not gpu.bf16:
         fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.get("bf16") else {})}
         said = "products in fp16 (autocast, gradients scaled) instead of " + (

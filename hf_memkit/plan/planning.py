@@ -340,7 +340,7 @@ def _planned(
             *judge.traces.notes,
             *judge.pricing.warnings,
             *_about_variant(judge.machine),
-            *_about_own(judge.machine, as_it_is),
+            *_about_own(as_it_is),
             *_about_folder(folder, search.judged),
         ),
         time_factors=dict(calibration.factors) if calibration is not None else {},
@@ -367,11 +367,9 @@ def _what_differs(other: Judged, own: Judged) -> str:
     return candidate.choices[-1].name
 
 
-def _about_own(machine: Machine, own: Judged) -> Iterator[str]:
-    """What is wrong with the script's own precision on this GPU, and with its accumulation."""
-    gpu, facts = machine.gpu, own.facts or {}
-    if gpu is not None and not gpu.bf16 and facts.get("arguments", {}).get("bf16"):
-        yield f"bf16: {gpu.name} does not compute in it; torch emulates it, slower than fp32: train with --fp16 True"
+def _about_own(own: Judged) -> Iterator[str]:
+    """What is wrong with the script's own accumulation."""
+    facts = own.facts or {}
     if facts.get("scaled_by_accumulation") and own.candidate.accumulation > 1:
         yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(facts)}"
 

@@ -23,7 +23,7 @@ from hf_memkit.units import GIB, format_gib
 __all__ = [
     "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
     "longer", "missing", "notes", "other_batch", "parses", "rate", "rate_unit", "run_of", "start", "subject",
-    "time_not_known", "too_large", "where", "why", "with_code",
+    "time_not_known", "too_large", "warnings", "where", "why", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -108,6 +108,7 @@ def beside(plan: Plan) -> Iterator[str]:
     """What stands below the first line: what the proposed setup does to the result, the script as it stands, and what
     is faster and nearly the same; a sentence each."""
     best, own = plan.proposed, plan.own
+    yield from (f"{each}." for each in warnings(plan))
     if said := other_batch(plan):
         yield said
     if best is None and plan.failed:
@@ -150,6 +151,12 @@ def beside(plan: Plan) -> Iterator[str]:
             much = f", and {_faster(each.seconds, best.seconds)}"
         said = f": {each.candidate.result}" if each.candidate.result else ""
         yield f"{each.candidate.group.capitalize()}, with other code{much}: {each.candidate.name}{said}."
+
+
+def warnings(plan: Plan) -> tuple[str, ...]:
+    """What costs the proposed setup much, or the script as it stands where nothing fits."""
+    shown = (plan.proposed or plan.own).prediction
+    return shown.warnings if shown is not None else ()
 
 
 def _needs(plan: Plan, judged: Judged) -> str:

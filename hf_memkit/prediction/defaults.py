@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.architectures import built_in
 from hf_memkit.errors import InputError, SettingError
-from hf_memkit.hardware import Gpu
 from hf_memkit.models import (
     ModelFacts,
     Origin,
@@ -159,25 +158,16 @@ def _refuse_custom_code_or_login(name: str, error: str) -> None:
         raise InputError(of_gated(name)) from None
 
 
-def refuse_precision(arguments: Mapping[str, Any], gpu: Gpu | None) -> None:
-    """Refuses dtypes that contradict each other, or the GPU.
-
+def refuse_precision(arguments: Mapping[str, Any]) -> None:
+    """
     Args:
         arguments: fields of TrainingArguments.
-        gpu: the GPU; None: none is known.
 
     Raises:
         SettingError: bf16 and fp16 at once.
-        InputError: bf16 on a GPU without it.
     """
-    if arguments.get("bf16") is not True:
-        return
-    if arguments.get("fp16") is True:
+    if arguments.get("bf16") is True and arguments.get("fp16") is True:
         raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; omit one")
-    if gpu is not None and not gpu.bf16:
-        raise InputError(
-            f"bf16: {gpu.name} has no bf16 (compute capability 8.0 and later). Set fp16, or name another GPU"
-        )
 
 
 def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
@@ -190,7 +180,7 @@ def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
         SettingError: an argument contradicts another one.
     """
     own = dict(arguments)
-    refuse_precision(own, None)
+    refuse_precision(own)
     setup = Setup(preset=TRAINER_DEFAULTS)
     deepspeed = own.pop("deepspeed", None)
     for name, value in own.items():

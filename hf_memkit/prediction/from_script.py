@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.emulated_bf16 import emulated_bf16
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine, described_machine
 from hf_memkit.job import Job, process_row
@@ -224,12 +225,18 @@ def predicted_training(
     if not is_live(script):
         trained += f", as {name_of(script)} makes it,"
 
+    facts = about["plan"]
+    emulated = emulated_bf16(
+        machine.gpu, facts["arguments"], dtypes=facts["dtypes"], trained=facts["trained_dtypes"],
+        config=(about["deepspeed"] or {}).get("config"),
+    )  # fmt: skip
+
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
-        alone = from_trace(
+        found = from_trace(
             trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
         )  # fmt: skip
-        return with_vllm(alone, about.get("vllm"), machine)
+        return with_vllm(found.with_warnings(emulated), about.get("vllm"), machine)
 
     parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)

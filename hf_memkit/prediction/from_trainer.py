@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import Gpu, Machine, described_machine
+from hf_memkit.hardware import Machine, described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction.defaults import (
@@ -114,8 +114,6 @@ def predict_trainer(
         given = [name for name, each in beside.items() if each is not None]
         if given:
             raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {' and '.join(given)}")
-        trainer: Any = model
-        refuse_precision({"bf16": trainer.args.bf16}, machine.gpu)
         return _predicted(model, machine, gpus, nodes, [], ram_is_given=ram is not None)
     looked_at = _looked_at(model, trust_remote_code)
     if looked_at is not None and all(each is None for each in own.values()):
@@ -127,7 +125,7 @@ def predict_trainer(
     options = {name: own[name] for name in ("data_collator", "processing_class", "optimizer_cls_and_kwargs")}
     parts = TrainerParts(
         model=_maker(model, looked_at, trust_remote_code),
-        arguments=_arguments(args, machine.gpu),
+        arguments=_arguments(args),
         rows=rows,
         length=length,
         kind=_class(trainer_class),
@@ -263,15 +261,14 @@ def _class(trainer_class: Any) -> Any:
     return found
 
 
-def _arguments(args: Any, gpu: Gpu | None) -> Any:
+def _arguments(args: Any) -> Any:
     """TrainingArguments as they are, or fields of theirs as a setup."""
     from transformers import TrainingArguments
 
     if isinstance(args, TrainingArguments):
-        refuse_precision({"bf16": args.bf16}, gpu)
         return args
     fields = read_trainer(args)[0]
-    refuse_precision(fields, gpu)
+    refuse_precision(fields)
     setup = Setup(preset=TRAINER_DEFAULTS)
     for name, value in fields.items():
         setup = setup.put(f"arguments.{name}", value, "yours")

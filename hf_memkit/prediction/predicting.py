@@ -16,13 +16,13 @@ from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
-from hf_memkit.errors import InputError, TraceFailed
+from hf_memkit.emulated_bf16 import emulated_by_setup
+from hf_memkit.errors import InputError, NoKernel, TraceFailed
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
 from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
-from hf_memkit.prediction.defaults import refuse_precision
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.replay import replay
@@ -59,12 +59,17 @@ def predict(
 
     Raises:
         InputError: nothing can be said of this job, with the reason.
+        NoKernel: the GPU refuses an operation of it, so that it does not train.
         ValueError: the setup has no job.
     """
+    found = _predicted(setup, trace=trace, trust_remote_code=trust_remote_code, usual=usual)
+    return found.with_warnings(emulated_by_setup(setup))
+
+
+def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Setup | None) -> Prediction:
     job = setup.sized_job
     model = job.model
     _refuse_impossible(setup, job)
-    refuse_precision({"bf16": bool(setup.get("arguments.bf16"))}, job.machine.gpu)
     setup = setup.put("arguments.per_device_train_batch_size", job.micro_batch_size, "asked for")
     setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
     ledger = _ledger(setup, job)
@@ -81,6 +86,8 @@ def predict(
             try:
                 found = shared_worker().trace(request)
             except TraceFailed as failure:
+                if failure.kind == NoKernel.__name__:
+                    raise NoKernel(str(failure)) from failure
                 if failure.refused and (model is None or _is_the_users(failure)):
                     raise InputError(str(failure)) from failure
                 failures.append(failure)

@@ -57,6 +57,7 @@ class Prediction:
         verdict: None where no GPU is known.
         why: the verdict's reason.
         notes: what was bounded or assumed, a sentence each.
+        warnings: what the verdict does not weigh, and costs much: shown under it, a sentence each.
         memory_fraction: the share of the GPU that torch lets the process take (`per_process_memory_fraction`).
         modules: what the peak is made of, by module and category, to compare (`comparison.py`); not in the JSON, and
             empty where no trace says.
@@ -80,6 +81,7 @@ class Prediction:
     verdict: Verdict | None = None
     why: str = ""
     notes: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = field(default=())
     memory_fraction: float = 1.0
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
 
@@ -102,6 +104,7 @@ class Prediction:
         object.__setattr__(self, "phases", {name: self.phases[name] for name in PHASES if name in self.phases})
         object.__setattr__(self, "categories", {name: self.categories[name] for name in CATEGORIES})
         object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "warnings", tuple(self.warnings))
 
     def needs_less_than(self, other: Prediction) -> bool:
         """Whether it does so clearly, by a hundredth of what the process takes."""
@@ -138,9 +141,14 @@ class Prediction:
         """Another prediction with these notes added, each once."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
 
+    def with_warnings(self, *warnings: str) -> Prediction:
+        """Another prediction with these warnings, each once; empty ones are omitted."""
+        return replace(self, warnings=tuple(dict.fromkeys((*self.warnings, *filter(None, warnings)))))
+
     def __str__(self) -> str:
-        """The verdict, the peak, its categories and the phases: `repr` has every number."""
-        return "\n".join(f"{line}." for line in (summary.headline(self), *summary.lines(self)))
+        """The verdict, warnings, the peak, its categories and the phases: `repr` has every number."""
+        warnings = (f"Warning: {warning}" for warning in self.warnings)
+        return "\n".join(f"{line}." for line in (summary.headline(self), *warnings, *summary.lines(self)))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -167,6 +175,7 @@ class Prediction:
             "disk_gib": _gib(self.disk_bytes),
             "verdict": self.verdict,
             "why": self.why,
+            "warnings": list(self.warnings),
             "confidence": self.confidence.to_json(),
             "notes": list(self.notes),
             "source": self.source,
@@ -198,6 +207,7 @@ class Prediction:
             verdict=content["verdict"],
             why=content["why"],
             notes=tuple(content["notes"]),
+            warnings=tuple(content.get("warnings", ())),
             memory_fraction=content.get("memory_fraction", 1.0),
         )
 

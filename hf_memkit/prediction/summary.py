@@ -54,7 +54,9 @@ def as_html(prediction: Prediction) -> str:
     )
     first, *_, confidence = lines(prediction)
     return (
-        f"<p><b>{escape(headline(prediction))}.</b></p><p>{escape(first)}.</p>"
+        f"<p><b>{escape(headline(prediction))}.</b></p>"
+        + "".join(f"<p>Warning: {escape(warning)}.</p>" for warning in prediction.warnings)
+        + f"<p>{escape(first)}.</p>"
         f"<table>{rows}</table><p>{escape(confidence)}.</p>"
     )
 

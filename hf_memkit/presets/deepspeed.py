@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_memkit.emulated_bf16 import emulated_by_setup
 from hf_memkit.errors import InputError, MissingPackageError, SettingError
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import Job, process_row, shortages
@@ -72,7 +73,7 @@ def resolve_deepspeed(request: Request) -> Setup:
     setup = setup.put("deepspeed.sizes", [choice.to_json() for choice in sized.choices], "what was computed, and why")
     # The processes come on top of DeepSpeed's part of the job; so do activations, of which no batch is known.
     lacks = shortages(sized.ledger.with_rows([process_row(gpus)]), machine)
-    return setup.with_notes(*notes, *sized.notes).with_problems(lacks)
+    return setup.with_notes(*notes, *sized.notes).with_problems([*filter(None, [emulated_by_setup(setup)]), *lacks])
 
 
 def _measured_aio(path: str, config: Mapping[str, Any], notes: list[str]) -> AioMeasurement | None:

@@ -49,7 +49,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         InputError: something that was asked for does not exist, or has no sense.
         SettingError: values that contradict each other, or would have no effect; all are listed.
     """
-    described = described_gpu(request.gpu, request.gpu_memory)
+    described_gpu(request.gpu, request.gpu_memory)  # an unknown one is reported first
     own, notes = dict(request.arguments), list(request.notes)
     warnings = _left_out(request.args_file, own)
     model_name = request.model or own.get("model_name_or_path")
@@ -63,7 +63,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
     length = request.sequence_length or length_of(own, notes)
     refuse_too_long(str(model_name), length, longest)
     if not request.preset:
-        refuse_precision(own, described)
+        refuse_precision(own)
     # After the rest: looking for this machine's GPU can take importing torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     if trace:

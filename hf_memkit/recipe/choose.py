@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hf_memkit.errors import DoesNotFitError, InputError
+from hf_memkit.errors import DoesNotFitError, InputError, NoKernel
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.job import gpu_shortage
 from hf_memkit.models import describe
@@ -52,10 +52,12 @@ def predicted(setup: Setup, *, trace: bool = True, usual: Setup | None = None) -
     `usual`: as for `predict`.
 
     Raises:
-        InputError: nothing can be said of it.
+        InputError: nothing can be said of it, or the GPU refuses an operation of it.
     """
     try:
         return predict(setup, trace=trace, usual=usual)
+    except NoKernel:  # no formula makes that a training
+        raise
     except InputError as error:
         if not trace:
             raise
@@ -228,6 +230,8 @@ def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
         return _Judged(candidate, setup, "", why)
     try:
         prediction = judge(setup)
+    except NoKernel as error:
+        return _Judged(candidate, setup.with_problems([str(error)]), "", str(error))
     except InputError as error:
         return _Judged(candidate, setup, "", f"no prediction: {error}")
     if prediction.verdict in ("fits", "tight"):  # the prediction is the better judge

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit import resources
+from hf_memkit.emulated_bf16 import emulated_by_setup
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.prediction import Prediction
@@ -151,7 +152,8 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
         }
         for content in entry["predicted"]:
             if all(content[name] == value for name, value in wanted.items()):
-                return StoredPrediction.from_json(content).prediction.judged(job.machine)
+                found = StoredPrediction.from_json(content).prediction.judged(job.machine)
+                return replace(found, warnings=()).with_warnings(emulated_by_setup(setup))  # of this GPU
     raise InputError("no stored prediction for this setup")
 
 

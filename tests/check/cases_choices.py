@@ -101,6 +101,12 @@ CHOICE_CASES: dict[str, list[Case]] = {
         Case("torch_dtype", _args(torch_dtype="float16", fp16=True), _args(torch_dtype="auto", fp16=True)),
         Case("dtype", _args(dtype="float16", fsdp=True), _args(dtype="float16", fsdp=True, fp16=True)),
     ],
+    "bf16-weights-fp16-scaler": [
+        Case("fp16", _args(dtype="bfloat16", fp16=True, optim="adafactor"), _args(dtype="float32", fp16=True)),
+        Case("fp16", _setup({"fp16": True}, model__dtype="bfloat16"),
+             _setup({"fp16": True}, model__dtype="bfloat16", adapter__r=8)),
+        Case("fp16", _args(torch_dtype="bfloat16", fp16=True), _args(torch_dtype="bfloat16", fp16=True, fsdp=True)),
+    ],
     "two-precisions": [
         Case("fp16", _args(fp16=True, bf16=True), _args(fp16=True, bf16=False)),
         Case("fp16_full_eval", _args(fp16_full_eval=True, bf16_full_eval=True), _args(fp16=True)),

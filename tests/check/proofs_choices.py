@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from optimi import StableAdamW
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -222,6 +223,30 @@ def bf16_weights_lose_updates() -> None:
     one, two = inspect.getsource(Accelerator.prepare_model), inspect.getsource(fsdp2_prepare_model)
     assert one.index('if self.mixed_precision != "no"') < one.index("param.data = param.data.to(torch.float32)")
     assert two.index('accelerator.mixed_precision != "no"') < two.index("param.data = param.data.to(torch.float32)")
+
+
+@proof("bf16-weights-fp16-scaler", fails="unshown")
+def bf16_weights_fp16_scaler() -> None:
+    """The kernel is CUDA's; that GradScaler gives it gradients in bf16, unlike fp16 ones, is seen here."""
+    given: list[torch.dtype] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+                given.extend(each.dtype for each in args[0])
+                return None
+            return func(*args, **(kwargs or {}))
+
+    layer = nn.Linear(4, 4).bfloat16()
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.AdamW(layer.parameters())
+    scaler.scale(layer(torch.ones(2, 4).bfloat16()).float().sum()).backward()
+    with Seen():
+        scaler.unscale_(optimizer)
+    assert given == [torch.bfloat16] * 2
+    # A checkpoint that was saved in bf16 is loaded so, unless another dtype is asked for.
+    with tempfile.TemporaryDirectory() as folder:
+        model().bfloat16().save_pretrained(folder)
+        assert AutoModelForCausalLM.from_pretrained(folder).dtype is torch.bfloat16
 
 
 @proof("fp16-weights-trained", fails="silent")

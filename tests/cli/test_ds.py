@@ -61,6 +61,14 @@ def test_copy_without_a_model_copies_the_constants(memkit: Memkit, tmp_path: Pat
     ).read_text()
 
 
+def test_copy_says_where_bf16_is_emulated(quick_memkit: Quick) -> None:
+    """Would notice: a preset that switches bf16 on for a T4, and does not speak of it."""
+    for preset, gpu, warned in (("zero2-lean", "T4", 1), ("zero2-lean", "A10G", 0), ("zero2", "T4", 0)):
+        ran = quick_memkit("ds", "copy", preset, "--model", "gpt2", "--gpu", gpu, "--overwrite", "--json")
+        assert ran.returncode == 0, ran.stderr
+        assert len([each for each in json.loads(ran.stdout)["problems"] if "bf16" in each]) == warned
+
+
 def test_copy_writes_a_config_that_accelerate_reads(quick_memkit: Quick, tmp_path: Path) -> None:
     ran = quick_memkit(
         "ds", "copy", "zero3", "z.json", "--model", "gpt2", "--gpus", "4", "--nodes", "2", "--accelerate"

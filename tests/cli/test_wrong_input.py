@@ -84,7 +84,6 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PREDICT} --set learning_rat=1": ("'learning_rate'?",),
     f"{PREDICT} --set optim=adamw_8bitt": ("adamw_8bit",),
     f"{PREDICT} --set bf16=true --set fp16=true": ("bf16 and fp16",),
-    f"{PREDICT} --set bf16=true --gpu T4": ("T4 has no bf16",),
     f"{PREDICT} --gpu T4 --sequence-length 4096": ("1024",),
     "predict --model gpt2-x1": ("HF_HUB_OFFLINE=1", "'gpt2-xl'?"),
     "predict --model ./none": ("./none",),

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from hf_memkit.hardware import described_machine
-from hf_memkit.plan.choices import of_batch, refused
+from hf_memkit.plan.choices import _precisions, of_batch, refused
 from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, plan_facts
 
 SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -199,6 +199,13 @@ def test_rules_judge_choices_together() -> None:
     lomo, fp16 = {"arguments.optim": "lomo"}, {"arguments.fp16": True}
     assert not refused(lomo, facts, machine, 1) and not refused(fp16, facts, machine, 1)
     assert "lomo-with-fp16" in refused({**lomo, **fp16}, facts, machine, 1)
+
+
+@pytest.mark.parametrize(("dtypes", "proposed"), [(["float32"], True), (["bfloat16", "float32"], False)])
+def test_no_fp16_is_proposed_where_gradients_are_in_bf16(dtypes: list[str], proposed: bool) -> None:
+    """Would notice: advice that leads to gradients which no CUDA kernel unscales."""
+    facts: dict[str, Any] = {"arguments": {"bf16": True}, "trained_dtypes": dtypes}
+    assert bool(list(_precisions(facts, described_machine("T4", None, None, None)))) is proposed
 
 
 def test_trl_s_parser_is_one_too() -> None:

@@ -43,6 +43,19 @@ def test_code_with_the_same_result_is_shown_where_it_pays() -> None:
     assert "It fits with other code" in of(plan(own, both)) and alone is not None
 
 
+def test_what_costs_much_stands_under_the_verdict() -> None:
+    """Would notice: bf16 that a T4 emulates, as the last line of all, or only without --short."""
+    own = setup(8, 1, 10.0, 1.0, gpu="T4")
+    assert own.prediction is not None
+    own = replace(own, prediction=own.prediction.with_warnings("T4 emulates bf16"))
+    made = plan(own, gpu="T4")
+    for short in (True, False):
+        rows = shown(view(made, 200, short=short), 200)
+        assert rows[0].startswith("FASTEST") and rows[1] == "T4 emulates bf16."
+        assert "T4 emulates bf16." in shown(compared_view([made], {}, 200, short=short), 200)
+    assert plans_json([made], {})[0]["warnings"] == ["T4 emulates bf16"]
+
+
 def test_the_answer_then_what_to_paste_then_the_table() -> None:
     """Would notice: a faster setup with another result on the first line, a patch that is proposed, arguments that no
     shell takes back, a message of a library that is read as markup, rows in the order in which they were traced."""

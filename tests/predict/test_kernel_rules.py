@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from hf_memkit.errors import NoKernel
+from hf_memkit.prediction.child.cuda_dtypes import REFUSED, TABLE, refuse_types
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES, learn_counts
 from hf_memkit.prediction.child.tracer import StorageTracer
 
@@ -148,3 +151,53 @@ def test_a_backward_function_in_python_adds_as_it_says() -> None:
 
     product_only = backward(lambda x: x.clone()) + 2
     assert backward(Twice.apply) == product_only + 1  # type: ignore[no-untyped-call]
+
+
+def of_gpu(*shape: int, dtype: torch.dtype, device: str = "cuda:0") -> torch.Tensor:
+    return FakeTensor(FakeTensorMode(), torch.empty(shape, dtype=dtype, device="meta"), torch.device(device))
+
+
+def is_refused(operation: Any, *args: Any) -> bool:
+    refusal = REFUSED.get(id(operation))
+    if refusal is None:
+        return False
+    try:
+        refuse_types(operation, args, {}, refusal, "model.layers.0")
+    except NotImplementedError as error:  # as a library catches it
+        assert isinstance(error, NoKernel) and "model.layers.0" in str(error)
+        return True
+    return False
+
+
+def test_the_table_of_refused_types_is_of_the_installed_torch() -> None:
+    """Would notice: a torch whose kernels nobody has looked at, with which nothing is refused. Run
+    scripts/cuda_dtypes.py."""
+    assert json.loads(TABLE.read_text())["torch"] == torch.__version__.split("+")[0]
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "refused"),
+    [
+        (aten.mm.default, torch.int64, True),
+        (aten.mm.default, BF16, False),
+        (aten.mm.default, torch.float16, False),
+        (aten._cdist_forward.default, BF16, True),
+        (aten._cdist_forward.default, torch.float32, False),
+        (aten._fft_r2c.default, BF16, True),
+        (aten._fft_r2c.default, torch.float16, False),
+        (aten._ctc_loss.default, torch.float16, True),
+        (aten.bitwise_and_.Tensor, torch.float32, True),  # in place, too
+        (aten.linalg_cholesky_ex.default, BF16, True),
+        (aten.cumsum.default, torch.bool, False),  # OpInfos do not list it, but only `dtype=bool` fails
+        (aten.relu.default, BF16, False),
+    ],
+)
+def test_what_a_cuda_kernel_refuses(operation: Any, dtype: torch.dtype, refused: bool) -> None:
+    two = of_gpu(4, 4, dtype=dtype), of_gpu(4, 4, dtype=dtype)
+    assert is_refused(operation, *two) is refused
+    on_host = (of_gpu(4, 4, dtype=dtype, device="cpu"),) * 2
+    empty = (of_gpu(0, 4, dtype=dtype),) * 2  # nothing is launched
+    assert not is_refused(operation, *on_host) and not is_refused(operation, *empty)
+    assert not is_refused(operation, two[0], of_gpu(4, 4, dtype=torch.float64)) or operation in (
+        aten._cdist_forward.default, aten._ctc_loss.default,
+    ), "of two types the kernel's is another"  # fmt: skip

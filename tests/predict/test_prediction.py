@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.hardware import Gpu, Machine
+from hf_memkit.emulated_bf16 import emulated_bf16
+from hf_memkit.hardware import Gpu, Machine, described_gpu
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import (
     CONTEXT_SLACK_BYTES,
@@ -215,3 +216,42 @@ def test_the_less_is_known_the_more_slack() -> None:
     assert all(cap <= reserved for cap, reserved in SLACK_SHARE.values())
     assert TRACE.cap_with_slack(0) == TRACE.reserved_with_slack(0) == CONTEXT_SLACK_BYTES["trace"]
     assert Confidence("formula", "x").reserved_with_slack(GIB) > TRACE.reserved_with_slack(GIB)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weights", "trained", "config", "instead"),
+    [
+        ({"bf16": True}, "float32", "float32", None, "fp16=True instead of bf16=True"),
+        ({"bf16": True}, "bfloat16", "bfloat16", None, 'dtype="float32"'),
+        ({}, "bfloat16", "bfloat16", None, 'dtype="float32"'),
+        ({"bf16": True}, "bfloat16", "float32", None, "fp16=True instead of bf16=True"),  # LoRA
+        ({"fp16": True}, "bfloat16", "float32", None, ""),
+        ({"fp16": True}, "float32", "float32", None, ""),
+        ({}, "float32", "float32", None, ""),
+        ({"bf16": True}, "bfloat16", "bfloat16", {"bf16": {"enabled": "auto"}}, "fp16=True instead of bf16=True"),
+        ({"fp16": True}, "bfloat16", "bfloat16", {"bf16": {"enabled": "auto"}}, ""),
+        ({}, "float32", "float32", {"bf16": {"enabled": True}}, '"fp16": {"enabled": "auto"}'),
+        (
+            {},
+            "float32",
+            "float32",
+            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            "zero2-offload",
+        ),
+        ({}, "float32", "float32", {}, ""),
+    ],
+)
+def test_where_bf16_is_emulated_and_what_works_instead(
+    arguments: dict[str, Any], weights: str, trained: str, config: dict[str, Any] | None, instead: str
+) -> None:
+    """Would notice: advice that leads to fp16 with bf16 gradients, which no CUDA kernel unscales."""
+
+    def of(gpu: str | None) -> str:
+        described = described_gpu(gpu) if gpu else None
+        return emulated_bf16(described, arguments, dtypes=(weights,), trained=(trained,), config=config)
+
+    assert of("A10G") == "" == of(None)
+    for gpu in ("T4", "V100 32GB"):
+        found = of(gpu)
+        assert instead in found and bool(found) is bool(instead)
+        assert ('dtype="float32"' in found) is (instead == 'dtype="float32"')

@@ -358,6 +358,62 @@ def test_a_batch_of_nothing(run: Run) -> None:
     assert code == 2 and "gradient_accumulation_steps=-1: no training; give 1 or more" in last(said)
 
 
+def test_bf16_weights_under_fp16_are_refused(run: Run, tmp_path: Path) -> None:
+    """Would notice: FITS for the job that stops most often on a T4. transformers loads a checkpoint in bf16 as bf16,
+    and no CUDA kernel unscales gradients in bf16."""
+    code = (
+        TINY
+        + """
+tiny().bfloat16().save_pretrained("saved")
+dtype = {"dtype": sys.argv[1]} if sys.argv[1:] else {}
+trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()
+"""
+    )
+    place = (
+        code.splitlines().index('trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()') + 1
+    )
+    for gpu, instead in (("T4", "compute capability 8.0"), ("A10G", "bf16=True instead of fp16=True")):
+        exited, out, said, _ = run(code, options=("--gpu", gpu, "--json"))
+        assert (exited, out) == (2, ""), said
+        assert f"train.py, line {place}: " in last(said) and 'dtype="float32"' in last(said) and instead in last(said)
+    exited, out, said, _ = run(code, "float32", options=("--gpu", "T4", "--json"))
+    assert exited == 0 and json.loads(out)["warnings"] == [], said
+
+
+def test_bf16_that_the_gpu_emulates_stands_under_the_verdict(run: Run) -> None:
+    """Would notice: a job that takes three times as long on a T4, of which predict does not speak."""
+    code = TINY + "\ntrainer(tiny(), bf16=True).train()\n"
+    warned = json.loads(run(code, options=("--gpu", "T4", "--json"))[1])["warnings"]
+    assert len(warned) == 1 and json.loads(run(code, options=("--gpu", "A10G", "--json"))[1])["warnings"] == []
+    for short in ((), ("--short",)):
+        out = run(code, options=("--gpu", "T4", *short))[1]
+        assert out.splitlines()[1] == f"Warning: {warned[0]}.", out
+
+
+def test_a_type_that_cuda_refuses_in_the_script_s_own_code(run: Run) -> None:
+    """Would notice: a product of whole numbers, or a histogram in bf16, that only fake tensors compute; a script that
+    catches what torch raises, and is refused all the same."""
+    model = """
+class Own(GPT2LMHeadModel):
+    def forward(self, input_ids=None, labels=None):
+        found = super().forward(input_ids=input_ids, labels=labels)
+        try:
+            torch.cdist(found.logits, found.logits, p=1.0)
+        except NotImplementedError:
+            torch.cdist(found.logits.float(), found.logits.float(), p=1.0)
+        {line}
+        return found
+model = Own(tiny().config).bfloat16()
+trainer(model).train()
+"""
+    assert run(TINY + model.format(line="pass"), options=("--gpu", "A10G"))[0] == 0
+    for line in ("input_ids @ input_ids.T", "torch.histc(found.logits)"):
+        code = TINY + model.format(line=line)
+        exited, _, said, _ = run(code, options=("--gpu", "A10G"))
+        place = next(number for number, each in enumerate(code.splitlines(), 1) if line in each)
+        assert exited == 2 and f"train.py, line {place}: aten." in last(said), said
+
+
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")

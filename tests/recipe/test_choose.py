@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_memkit.errors import DoesNotFitError
+from hf_memkit.errors import DoesNotFitError, NoKernel
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.prediction import with_rest
@@ -201,6 +201,21 @@ def test_of_variants_that_are_tight_the_first_is_taken(chooses: Recipe, machine:
     card = with_gpu_of(machine, 64 * GIB)
     chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=lambda _: made_up(60 * GIB, "tight"))
     assert chosen.preset == "resident" and [name for name, _ in chosen.rejected] == ["lora"]
+
+
+def test_a_variant_that_the_gpu_refuses_gives_way(chooses: Recipe, machine: Machine) -> None:
+    """Would notice: a formula's "fits" for what stops in its first step."""
+
+    def judge(setup: Setup) -> Prediction:
+        if setup.preset == "resident":
+            raise NoKernel("stops in its first step")
+        return made_up(10 * GIB, "fits")
+
+    card = with_gpu_of(machine, 64 * GIB)
+    chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=judge)
+    assert chosen.preset == "lora" and chosen.rejected == (("resident", "stops in its first step"),)
+    by_name, found = choose(chooses, card, Request(variant="resident"), use_hub=False, judge=judge)
+    assert found is None and "stops in its first step" in by_name.problems
 
 
 def test_the_longest_by_formula() -> None:

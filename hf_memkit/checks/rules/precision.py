@@ -225,6 +225,18 @@ def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
+    why="the run stops in its first optimizer step: CUDA has no kernel that unscales bf16 gradients",
+    fix="load fp32 weights (dtype: float32), or set bf16: true instead of fp16: true on a GPU with bf16",
+    source="pytorch 2.13.0: aten/src/ATen/native/cuda/AmpKernels.cu; torch 2.13.0: amp/grad_scaler.py 252-284",
+    techniques=("fp16-autocast", "pure-bf16", "load-in-training-dtype"),
+)
+def bf16_weights_fp16_scaler(subject: Subject) -> Iterator[Found]:
+    _, dtype = _weights(subject)
+    if dtype == "bfloat16" and subject.on("fp16") and trains_loaded_weights(subject):
+        yield Found("fp16", True, argument=True)
+
+
+@any_job.error(
     why="TrainingArguments fail: only one of fp16 and bf16 can be true, and only one of fp16_full_eval and "
     "bf16_full_eval",
     fix="set fp16 to false on GPUs with bf16 (compute capability 8.0 and later), and bf16 to false on others",

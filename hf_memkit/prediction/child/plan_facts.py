@@ -77,9 +77,8 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
         "chunkable_loss": _is_chunkable(trainer, base),
         "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
-        "trained_dtypes": sorted(
-            {str(each.dtype).removeprefix("torch.") for each in parameters if each.requires_grad}
-        ),
+        "dtypes": _dtypes(parameters),
+        "trained_dtypes": _dtypes([each for each in parameters if each.requires_grad]),
         "frozen_bytes": sum(each.numel() * each.element_size() for each in parameters if not each.requires_grad),
         "trained_bytes": sum(each.numel() * each.element_size() for each in parameters if each.requires_grad),
         "trained_sizes": [each.numel() for each in parameters if each.requires_grad],
@@ -102,6 +101,10 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         or hasattr(trainer, "_buffered_inputs"),
         **_length(trainer),
     }
+
+
+def _dtypes(parameters: list[torch.nn.Parameter]) -> list[str]:
+    return sorted({str(each.dtype).removeprefix("torch.") for each in parameters})
 
 
 def needs_padding(trainer: Any) -> str:

@@ -58,7 +58,7 @@ from hf_memkit.prediction.child.saves import leave_no_folder, write_nothing
 from hf_memkit.prediction.child.script_engine import without_engines
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.trl_trainers import answer_trl
-from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
+from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.script_overrides import Overrides, install
 from hf_memkit.setup import Setup
@@ -274,7 +274,7 @@ def _failure(error: Exception) -> Found:
         "error": {
             "type": type(error).__name__,
             "message": str(error),
-            "place": line_of((error.__cause__ or error).__traceback__),
+            "place": line_of((error.__cause__ or error).__traceback__) or users_line(),
             "traceback": traceback.format_exc()[-4000:],
         }
     }

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_memkit.prediction.child.constant_propagation import WITHOUT_FAKE, KnownValues
+from hf_memkit.prediction.child.cuda_dtypes import REFUSED, refuse_types
 from hf_memkit.prediction.child.fast_fakes import FastFakes
 from hf_memkit.prediction.child.gpu_events import GpuEvents
 from hf_memkit.prediction.child.host_memory import HostMemory
@@ -90,6 +91,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module = 0
         self._values: KnownValues | None = None
         self._fakes: FastFakes
+        self._refused = REFUSED if device_type == "cuda" else {}
 
     def __enter__(self) -> Self:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -184,6 +186,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
             return device  # autograd and the optimizers ask for it twice as often as they compute
         kwargs = kwargs or {}
+        if (refusal := self._refused.get(id(func))) is not None:
+            refuse_types(func, args, kwargs, refusal, self.module)
         values, known = self._values, None
         if values is None:
             result = func(*args, **kwargs)
