@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
@@ -28,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Trainer
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
@@ -131,6 +133,12 @@ def _asked_by_torch() -> bool:
 
 
 def _refuse(what: str, asked: str) -> NoReturn:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        if frame.f_code.co_name == "train" and isinstance(frame.f_locals.get("self"), Trainer):
+            raise Unmodelled(
+                f"{type(frame.f_locals['self']).__name__}.train() reads the {what} of a tensor on the GPU ({asked}) "
+                "before it trains, and a trace has no values; measure with memkit run"
+            )
     raise Unmodelled(
         f"the script reads the {what} of a tensor of the model or on the GPU ({asked}), and a trace has no values; "
         "remove that line, or measure with memkit run"
