@@ -110,9 +110,9 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     # ---- parts of a step that no event tells of ----
 
     def watch_parts(self, trainer: Any) -> None:
-        """Names what TRL's Trainers do in a step without gradients: answers are generated, by the model or a vLLM (1.16:
-        grpo_trainer.py and others, `_generate_single_turn`); log-probabilities are computed by a reference model, or by
-        the model itself, as it was or without its adapter."""
+        """Names what TRL's Trainers do in a step without gradients: answers are generated, by the model or a vLLM
+        (1.16: grpo_trainer.py and others, `_generate_single_turn`); log-probabilities are computed by a reference
+        model, or by the model itself, as it was or without its adapter."""
         for owner, name in ((trainer, "_generate_single_turn"), (GenerationMixin, "generate")):
             if hasattr(owner, name):
                 setattr(owner, name, self._generating(getattr(owner, name)))

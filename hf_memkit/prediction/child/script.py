@@ -54,9 +54,10 @@ from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
-from hf_memkit.prediction.child.saves import leave_no_folder, write_nothing
+from hf_memkit.prediction.child.saves import write_nothing
 from hf_memkit.prediction.child.script_engine import without_engines
 from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.trainers_folder import MADE, folder_goes_away
 from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
 from hf_memkit.prediction.trace_request import ScriptRequest
@@ -87,7 +88,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
         _pretend(request, boundary)
-    leave_no_folder()
+    folder_begins = folder_goes_away(result.with_name(MADE))
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
     nowhere = Nowhere(out.path.with_name("written"))
@@ -101,7 +102,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
             out.begin(path)
             nowhere.move(path.with_name("written"))
 
-        Forks(Path(request.forks), begin, watch_reads()).install()
+        Forks(Path(request.forks), begin, watch_reads(), folder_begins).install()
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():

@@ -98,8 +98,8 @@ def reference_loaders(trainer: Any) -> Iterator[DataLoader[Any]]:
 
 
 def answers_are_made_up(trainer: Any) -> Iterator[str]:
-    """Notes on a Trainer that generates answers and learns from them: with rewards, or from a teacher. Reward functions
-    are the user's: networks, judges, sandboxes. Reward models stay, and are counted."""
+    """Notes on a Trainer that generates answers and learns from them: with rewards, or from a teacher. Reward
+    functions are the user's: networks, judges, sandboxes. Reward models stay, and are counted."""
     trl_utils = sys.modules.get("trl.trainer.utils")
     if trl_utils is None:
         return
@@ -164,8 +164,8 @@ def about_vllm(trainer: Any) -> dict[str, Any] | None:
 
 
 def _vllm_is_installed() -> None:
-    """TRL's own code goes on, with an engine that holds nothing and is asked for answers alone. Modules that do not use
-    its `VLLMGeneration` would ask for vLLM itself."""
+    """TRL's own code goes on, with an engine that holds nothing and is asked for answers alone. Modules that do not
+    use its `VLLMGeneration` would ask for vLLM itself."""
     if "trl" not in sys.modules:
         return
     module: Any = importlib.import_module("trl.generation.vllm_generation")
