@@ -137,7 +137,7 @@ LOOKS = """
 import numpy
 model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
 ids = torch.arange(12_000).remainder(50)
-rows = [{"input_ids": ids + 0 * number, "labels": ids.where(ids > 1, -100), "image": torch.full((3, 96, 96), number / 1)}
+rows = [{"input_ids": ids.clone(), "labels": ids.where(ids > 1, -100), "image": torch.full((3, 96, 96), 1.0 * number)}
         for number in range(4)]
 arguments = TrainingArguments("out", per_device_train_batch_size=4, report_to="none", remove_unused_columns=False)
 trainer = Trainer(model, arguments, train_dataset=rows)

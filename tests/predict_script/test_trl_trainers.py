@@ -176,13 +176,14 @@ ANSWERS: dict[str, str] = {
 """Trainers that generate answers, beside those of the jobs."""
 OTHERS: dict[str, str] = {
     "trl.experimental.gmpo:GMPOTrainer": """(
-        STUDENT, reward, train_dataset=PROMPTS, args=GMPOConfig(**GIVEN, max_completion_length=16, num_generations=2))""",
+        STUDENT, reward, train_dataset=PROMPTS,
+        args=GMPOConfig(**GIVEN, max_completion_length=16, num_generations=2))""",
     "trl.experimental.cpo:CPOTrainer": """(
-        AutoModelForCausalLM.from_pretrained(STUDENT), train_dataset=Dataset.from_dict(PAIRS), args=CPOConfig(**GIVEN),
-        processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
+        AutoModelForCausalLM.from_pretrained(STUDENT), args=CPOConfig(**GIVEN),
+        train_dataset=Dataset.from_dict(PAIRS), processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
     "trl.experimental.orpo:ORPOTrainer": """(
-        AutoModelForCausalLM.from_pretrained(STUDENT), train_dataset=Dataset.from_dict(PAIRS), args=ORPOConfig(**GIVEN),
-        processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
+        AutoModelForCausalLM.from_pretrained(STUDENT), args=ORPOConfig(**GIVEN),
+        train_dataset=Dataset.from_dict(PAIRS), processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
     "trl.experimental.tpo:TPOTrainer": """(
         STUDENT, train_dataset=Dataset.from_dict({**PAIRS, "reference": [" a big dog"] * 32}), args=TPOConfig(**GIVEN),
         processing_class=AutoTokenizer.from_pretrained(STUDENT))""",

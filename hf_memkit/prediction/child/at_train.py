@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -269,8 +270,9 @@ def _about(trainer: Any) -> Found:
 
 def _left_out(arguments: Any, model: Any) -> Iterator[str]:
     """What the training asks for and the trace does not show, a sentence each."""
-    if arguments.resume_from_checkpoint:
-        yield "resume_from_checkpoint: not read; a checkpoint of the traced training is used instead"
+    if given := arguments.resume_from_checkpoint:
+        missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
+        yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
