@@ -122,7 +122,7 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
     [
         ("print(model(torch.zeros(1, 4, dtype=torch.long)).logits.tolist())", "tolist"),
         ("json.dumps(model.transformer.wte.weight.detach().numpy().mean())", "numpy"),
-        ("print(torch.ones(3, device='cuda').sum().item())", "item"),
+        ("print(torch.rand(3, device='cuda').sum().item())", "item"),
     ],
 )
 def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, line: str, asked: str) -> None:
@@ -131,6 +131,82 @@ def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, lin
     error = predict(f"{head}\n{line}\n{TRAINING}")["error"]
     assert error["place"] == f"train.py, line {head.count(chr(10)) + 2}", error
     assert asked in error["message"] and "a trace has no values" in error["message"]
+
+
+LOOKS = """
+import numpy
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
+ids = torch.arange(12_000).remainder(50)
+rows = [{"input_ids": ids.clone(), "labels": ids.where(ids > 1, -100), "image": torch.full((3, 96, 96), 1.0 * number)}
+        for number in range(4)]
+arguments = TrainingArguments("out", per_device_train_batch_size=4, report_to="none", remove_unused_columns=False)
+trainer = Trainer(model, arguments, train_dataset=rows)
+batch = next(iter(trainer.get_train_dataloader()))
+found, labels, images = batch["input_ids"], batch["labels"], batch["image"]
+assert found.is_cuda and found[0].tolist() == ids.tolist() and found[1, 3].item() == 3 == found[1][3]
+assert [len(row.cpu().numpy()) for row in found] == [12_000] * 4 and found.max() == 49 and (found < 50).all()
+assert len(labels[labels != -100].tolist()) == (labels >= 0).sum() == 4 * 48 * 240
+labels[labels == -100] = 0
+assert labels.min().item() == 0 and torch.equal(found, found.clone()) and not torch.equal(found, found + 1)
+assert images.mean().item() == 1.5 and (2 * images + 1).permute(0, 2, 3, 1).cpu().numpy().max() == 7
+assert (labels > 1).float().mean().item() == numpy.float32(0.96)
+assert repr(found[0, :2]) == "tensor([0, 1], device='cuda:0')" and f"{found.max()}" == "49"
+try:
+    numpy.asarray(found)
+except TypeError as error:
+    assert "Tensor.cpu()" in str(error)
+else:
+    raise AssertionError("on a GPU it raises")
+"""
+
+
+@pytest.mark.parametrize("more", ["raise SystemExit", "print(model.cuda()(found[:, :16]).logits.tolist())"])
+def test_batches_of_data_keep_their_values_on_the_gpu(predict: Predict, more: str) -> None:
+    """Scripts print their first batch, and decode it. Would notice: a made-up one, a refusal, values that follow from
+    weights."""
+    head = DATA.partition("model = ")[0]
+    found = predict(f"{head}{LOOKS}{more}")
+    assert found == {"never_trained": True, "exit": None} if "exit" in found else "tolist" in found["error"]["message"]
+    assert ("exit" in found) == (more == "raise SystemExit"), found
+
+
+WRITES = """
+from pathlib import Path
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+import sys, torch
+
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
+rows = [{"input_ids": [1] * 8, "labels": [1] * 8}] * 8
+trainer = Trainer(model, TrainingArguments("deep/out", report_to="none", save_steps=1), train_dataset=rows)
+out = Path("deep/out")
+(out / "one").mkdir()
+(out / "one" / "two.txt").write_text("2")
+(out / "new").write_text("renamed")
+(out / "new").rename(out / "renamed")
+torch.save({"rows": 8}, out / "rows.pt")
+trainer.save_model()
+trainer.create_model_card()
+if sys.argv[1:] == ["ends"]:
+    raise SystemExit
+trainer.train()
+assert (out / "one" / "two.txt").read_text() == "2" and torch.load(out / "rows.pt") == {"rows": 8}
+"""
+
+
+@pytest.mark.parametrize("argument", ["ends", "trains"])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_script_writes_into_the_folder_that_trainer_makes(
+    predict: Predict, tmp_path: Path, argument: str, was_there: bool
+) -> None:
+    """Would notice: a folder that is not made, one that stays, what somebody else has there that goes."""
+    if was_there:
+        (tmp_path / "deep" / "out").mkdir(parents=True)
+        (tmp_path / "deep" / "out" / "mine").touch()
+    found = predict(WRITES, argument)
+    assert ("trace" in found) == (argument == "trains"), found
+    if "trace" in found:
+        assert not any("code below" in note for note in found["about"]["notes"]), found["about"]["notes"]
+    assert (tmp_path / "deep").exists() == was_there == (tmp_path / "deep" / "out" / "mine").exists()
 
 
 @pytest.mark.compat

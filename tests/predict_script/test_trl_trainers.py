@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
-from tests.predict_script.test_jobs import ALL
+from tests.predict_script.test_jobs import ALL, EXACT, by_phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -131,3 +133,132 @@ def test_reference_log_probabilities_are_computed_of_one_batch_and_cached_nowher
     assert (first, second) == ("load", "log_probabilities") and loaded == begin < end < begin + 5_000
     written = [*folder.rglob("*.arrow"), *tmp_path.rglob("*.arrow")]
     assert written and not any(b"ref_" in path.read_bytes() for path in written)
+
+
+HEAD = """
+import sys
+from datasets import Dataset
+
+MODELS = sys.argv[1] + "/models/"
+STUDENT, TEACHER = MODELS + "llama-tiny", MODELS + "llama-teacher"
+QUESTION, ANSWER = ({"role": role, "content": "Anna saw a dog"} for role in ("user", "assistant"))
+CHATS = Dataset.from_dict({"messages": [[QUESTION, ANSWER]] * 32})
+PROMPTS = Dataset.from_dict({"prompt": [[QUESTION]] * 32, "privileged_context": ["the dog"] * 32})
+GIVEN = dict(output_dir="out", report_to="none", max_steps=2, per_device_train_batch_size=2, save_strategy="no",
+             bf16=False, use_cpu=len(sys.argv) > 2)
+PAIRS = dict(prompt=["Anna saw"] * 32, chosen=[" a dog"] * 32, rejected=[" nothing at all"] * 32)
+
+def reward(completions, **options):
+    return [float(len(each)) for each in completions]
+"""
+ANSWERS: dict[str, str] = {
+    "trl:DistillationTrainer": """(
+        STUDENT, teacher_model=TEACHER, train_dataset=PROMPTS.select_columns("prompt"),
+        args=DistillationConfig(**GIVEN, max_completion_length=16, gradient_accumulation_steps=2))""",
+    "trl.experimental.sdft:SDFTTrainer": """(
+        STUDENT, train_dataset=PROMPTS, args=SDFTConfig(**GIVEN, max_completion_length=16, num_generations=2))""",
+    "trl.experimental.sdpo:SDPOTrainer": """(
+        STUDENT, reward_funcs=reward, train_dataset=PROMPTS,
+        args=SDPOConfig(**GIVEN, max_completion_length=16, num_generations=2))""",
+    "trl.experimental.gold:GOLDTrainer": """(
+        STUDENT, teacher_model=TEACHER, processing_class=AutoTokenizer.from_pretrained(STUDENT), train_dataset=CHATS,
+        args=GOLDConfig(**GIVEN, max_completion_length=16, gradient_accumulation_steps=2))""",
+    "trl.experimental.gkd:GKDTrainer": """(
+        STUDENT, teacher_model=TEACHER, processing_class=AutoTokenizer.from_pretrained(STUDENT), train_dataset=CHATS,
+        args=GKDConfig(**GIVEN, max_new_tokens=16))""",
+    "trl.experimental.iw_opd:IWOPDTrainer": """(
+        STUDENT, teacher_model=TEACHER, processing_class=AutoTokenizer.from_pretrained(STUDENT), train_dataset=CHATS,
+        args=IWOPDConfig(**GIVEN, max_completion_length=16))""",
+    "trl.experimental.online_dpo:OnlineDPOTrainer": """(
+        STUDENT, reward_funcs=reward, processing_class=AutoTokenizer.from_pretrained(STUDENT),
+        train_dataset=PROMPTS.select_columns("prompt"), args=OnlineDPOConfig(**GIVEN, max_new_tokens=16))""",
+}
+"""Trainers that generate answers, beside those of the jobs."""
+OTHERS: dict[str, str] = {
+    "trl.experimental.gmpo:GMPOTrainer": """(
+        STUDENT, reward, train_dataset=PROMPTS,
+        args=GMPOConfig(**GIVEN, max_completion_length=16, num_generations=2))""",
+    "trl.experimental.cpo:CPOTrainer": """(
+        AutoModelForCausalLM.from_pretrained(STUDENT), args=CPOConfig(**GIVEN),
+        train_dataset=Dataset.from_dict(PAIRS), processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
+    "trl.experimental.orpo:ORPOTrainer": """(
+        AutoModelForCausalLM.from_pretrained(STUDENT), args=ORPOConfig(**GIVEN),
+        train_dataset=Dataset.from_dict(PAIRS), processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
+    "trl.experimental.tpo:TPOTrainer": """(
+        STUDENT, train_dataset=Dataset.from_dict({**PAIRS, "reference": [" a big dog"] * 32}), args=TPOConfig(**GIVEN),
+        processing_class=AutoTokenizer.from_pretrained(STUDENT))""",
+    "trl.experimental.a2po:A2POTrainer": """(
+        STUDENT, reward, processing_class=AutoTokenizer.from_pretrained(STUDENT),
+        train_dataset=PROMPTS.select_columns("prompt"), args=A2POConfig(**GIVEN, max_completion_length=16))""",
+}
+REFUSED = {"trl.experimental.a2po:A2POTrainer"}
+"""It asks for the values of answers before it trains."""
+WITH_VLLM = {
+    "trl.experimental.async_grpo",
+    "trl.experimental.async_distillation",
+    "trl.experimental.server_distillation",
+}
+"""Without the package vLLM none of their Trainers can be made."""
+
+
+def made(name: str) -> str:
+    module, kind = name.split(":")
+    code = (ANSWERS | OTHERS)[name].strip()
+    config = kind.replace("Trainer", "Config")
+    imports = f"from transformers import AutoModelForCausalLM, AutoTokenizer\nfrom {module} import {config}, {kind}\n"
+    return f"{HEAD}{imports}{kind}{code}.train()\n"
+
+
+def test_all_of_trls_trainers_are_tried() -> None:
+    """Would notice: a Trainer of a new version of TRL that nobody has tried."""
+    import trl
+
+    folder = Path(str(trl.__file__)).parent
+    defined = re.compile(r"^class (\w+Trainer)\(", re.MULTILINE)
+    found = {
+        f"{'.'.join(file.parent.relative_to(folder.parent).parts)}:{kind}"
+        for file in [*folder.glob("experimental/*/*_trainer.py")]
+        for kind in defined.findall(file.read_text())
+    }
+    found = {
+        each for each in found if each.partition(":")[0] not in WITH_VLLM | {"trl.experimental.bema_for_ref_model"}
+    }
+    own = {f"trl:{kind}" for file in folder.glob("trainer/*_trainer.py") for kind in defined.findall(file.read_text())}
+    jobs = {f"trl:{kind}Trainer" for kind in ("SFT", "DPO", "KTO", "GRPO", "RLOO", "Reward")}
+    assert found | own - jobs - {"trl:_BaseTrainer"} == ANSWERS.keys() | OTHERS.keys()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_trainers_that_generate_answers_allocate_what_is_predicted(
+    worker: Worker, folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Would notice: rewards that are asked of a Trainer without any, answers that end early, a step on the data's own
+    answers where chance would have taken the model's."""
+    (tmp_path / "train.py").write_text(made(name))
+    real, predicted = (
+        by_phase(traced(worker, folder, tmp_path, "cpu", device=device, worst_batch=False))
+        for device in ("real cpu", "cpu")
+    )
+    assert "generate" in real
+    for phase, measured in real.items():
+        above = 0.05 if phase == "log_probabilities" else EXACT  # answers that end by chance
+        assert measured * (1 - EXACT) <= predicted[phase] <= measured * (1 + above), phase
+    content = traced(worker, folder, tmp_path)
+    assert any(note.startswith("every answer is counted") for note in content["about"]["notes"])
+    assert by_phase(content)["generate"] > 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_trainer_is_predicted_or_refused(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text(made(name))
+    content = traced(worker, folder, tmp_path)
+    assert ("trace" in content) == (name not in REFUSED), content
+    assert "trace" in content or name.partition(":")[2] in content["error"]["message"]
+
+
+def traced(worker: Worker, folder: Path, here: Path, *more: str, **options: Any) -> dict[str, Any]:
+    script = UserScript(str(here / "train.py"), False, (str(folder), *more))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    content, why = worker.run(ScriptRequest(script, str(here), environment, **options))
+    assert content is not None, why
+    return dict(content)

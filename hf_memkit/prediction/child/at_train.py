@@ -14,8 +14,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -50,7 +51,12 @@ from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
-from hf_memkit.prediction.child.trl_trainers import about_vllm, reference_loaders, rewards_are_constant
+from hf_memkit.prediction.child.trl_trainers import (
+    about_vllm,
+    answers_are_made_up,
+    draws_whose_answers,
+    reference_loaders,
+)
 from hf_memkit.prediction.child.users_code import line_that_asks
 
 __all__ = ["traced_training"]
@@ -95,8 +101,8 @@ def traced_training(
     notes: list[str] = about["notes"]
     online = hasattr(trainer, "_buffered_inputs")  # TRL's trainers that learn from the model's own answers
     accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
-    if online:
-        notes += rewards_are_constant(trainer)
+    notes += answers_are_made_up(trainer)
+    drawn = draws_whose_answers(trainer)
     steps = _steps(trainer, accumulation, about, worst=worst, on_gpu=tracer.device_type == "cuda")
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
@@ -132,6 +138,8 @@ def traced_training(
                         raise _Enough
                     if steps[number // accumulation].flash:
                         _base(trainer.model).set_attn_implementation(_FLASH)
+                    if drawn:
+                        trainer.lmbda = float(steps[number // accumulation].own_answers)
                     if online:  # answers are generated in every step, also where they last for several
                         trainer._buffered_inputs = None
 
@@ -262,8 +270,9 @@ def _about(trainer: Any) -> Found:
 
 def _left_out(arguments: Any, model: Any) -> Iterator[str]:
     """What the training asks for and the trace does not show, a sentence each."""
-    if arguments.resume_from_checkpoint:
-        yield "resume_from_checkpoint: not read; a checkpoint of the traced training is used instead"
+    if given := arguments.resume_from_checkpoint:
+        missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
+        yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
@@ -336,11 +345,13 @@ class Step:
         kind: `"usual"`, `"worst"`, or what the user would change for it.
         batches: one a micro-batch.
         flash: whether the model computes it with flash attention, whatever it has.
+        own_answers: where chance decides (`draws_whose_answers`), whether it trains on the model's own answers.
     """
 
     kind: str
     batches: Batches
     flash: bool = False
+    own_answers: bool = True
 
 
 def _steps(trainer: Any, accumulation: int, about: Found, *, worst: bool, on_gpu: bool) -> list[Step]:
@@ -368,14 +379,15 @@ def _steps(trainer: Any, accumulation: int, about: Found, *, worst: bool, on_gpu
         return [Step(kind, [*part, *part][:accumulation], flash) for part in parts]
 
     found = steps_of("worst", chosen.worst, *chosen.others)
+    of_data = [replace(step, own_answers=False) for step in found] if draws_whose_answers(trainer) else []
     if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
-        return found * STEPS
+        return [*found, *of_data, *found * (STEPS - 1)]
     about["batches"] |= {
         "usual": shape_of(chosen.usual),
         "high": shape_of(chosen.high),
         "grouping": chosen.shuffled and about["batches"]["worst"].endswith(" tokens"),
     }
-    steps = [*steps_of("usual", chosen.usual) * STEPS, *found]
+    steps = [*steps_of("usual", chosen.usual) * STEPS, *of_data, *found]
     if chosen.half is not None and chosen.rows == about["micro_batch_size"]:  # else the argument does not decide it
         half = about["micro_batch_size"] // 2
         label = f"per_device_train_batch_size={half} and gradient_accumulation_steps={2 * about['accumulation']}"

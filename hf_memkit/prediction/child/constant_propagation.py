@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 
-__all__ = ["WITHOUT_FAKE", "KnownValues", "remember"]
+__all__ = ["WITHOUT_FAKE", "KnownValues", "known_values", "remember"]
 
 _MOST_NUMBERS: Final = 2**20
 """Of tensors of whole numbers whose values are followed."""
@@ -35,6 +35,9 @@ _MOST_FLOATS: Final = 2**10
 
 _MOST_LOOKED_AT: Final = 2**29
 """Elements of what a batch brings, and of what is seen in it: 680 images of 512 × 512 pixels."""
+
+_MOST_OF_DATA: Final = 2**24
+"""Elements of tensors that are followed before the training: 64 images of 3 × 280 × 280."""
 
 _aten: Final = torch.ops.aten
 
@@ -102,18 +105,33 @@ def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
             tensor.memkit_value = _Value(own, [True], given=True)  # type: ignore[attr-defined]
 
 
+def known_values(tensor: FakeTensor) -> torch.Tensor | None:
+    """The values of a fake tensor, if they are known."""
+    value: _Value | None = getattr(tensor, "memkit_value", None)
+    return value.tensor if value is not None and value.known[0] else None
+
+
 class KnownValues:
-    """Follows the operations of one training, of which each is told to `follow`."""
+    """Follows the operations of one training, of which each is told to `follow`.
+
+    Attributes:
+        of_data: whether the script still looks at its data, and nothing is trained: then larger tensors are followed,
+            but for parameters.
+    """
 
     def __init__(self) -> None:
+        self.of_data = False
         self._written: dict[int, tuple[int, ...]] = {}  # by id: an operation stays, its own hash is made in Python
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values of `tensor`, if they are known. A tensor that is not fake has them itself."""
         if not isinstance(tensor, FakeTensor):
-            return tensor if isinstance(tensor, torch.Tensor) and _small(tensor) else None
-        value = getattr(tensor, "memkit_value", None)
-        return value.tensor if value is not None and value.known[0] else None
+            return tensor if isinstance(tensor, torch.Tensor) and self._is_small(tensor) else None
+        return known_values(tensor)
+
+    def _is_small(self, tensor: torch.Tensor, given: bool = False) -> bool:
+        wide = self.of_data and not isinstance(tensor, torch.nn.Parameter)
+        return math.prod(tensor.shape) <= _MOST_OF_DATA if wide and not given else _small(tensor, given)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Computes the values of `result`, what `func` has given, if those of its arguments are known."""
@@ -132,7 +150,7 @@ class KnownValues:
             return
         if isinstance(first, list | tuple) and first:
             first = first[0]
-        if not isinstance(first, torch.Tensor) and func not in _SERIES:
+        if not isinstance(first, torch.Tensor) and not (func in _SERIES and _small(result)):
             return
         unknown = isinstance(first, FakeTensor) and self.of(first) is None
         if unknown or not self._computed(func, args, kwargs, result):
@@ -208,10 +226,10 @@ class KnownValues:
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         leaves = tree_leaves(result)
         given = self._looks(func, args, result)
-        if given and func in _COPIES and not _small(result):  # in another dtype or place, it looks the same
+        if given and func in _COPIES and not self._is_small(result):  # in another dtype or place, it looks the same
             self._put(result, self._value_or_error(args[0]), args[:1], given=True)
             return True
-        if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not _small(leaf, given), result):
+        if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not self._is_small(leaf, given), result):
             return False
         try:
             values = self.compute(func, args, kwargs)

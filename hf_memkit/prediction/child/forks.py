@@ -36,7 +36,6 @@ from transformers import Trainer, TrainingArguments
 
 from hf_memkit.live_arguments import Reads, changed
 from hf_memkit.prediction.child.adapters import chunk_losses, give_adapters, made_at, with_adapters
-from hf_memkit.prediction.child.saves import remember_missing_folders
 from hf_memkit.prediction.trace_request import EARLY, LATE
 
 __all__ = ["Forks"]
@@ -54,11 +53,13 @@ class Forks:
         folder: where the sockets come to lie.
         begin: makes a forked process one of its own, which writes to the path.
         reads: which fields have been read so far.
+        folder_begins: is told of the arguments whose `output_dir` Trainer is about to make.
     """
 
     folder: Path
     begin: Callable[[Path], None]
     reads: Reads
+    folder_begins: Callable[[Any], None]
     _asked: Fields | None = field(default=None, init=False)
     _adapter: Fields = field(default_factory=dict, init=False)
     _prepares: bool = field(default=False, init=False)
@@ -105,7 +106,7 @@ class Forks:
     def _serve(self, name: str, args: tuple[Any, ...], kwargs: Fields) -> None:
         """Waits for requests. Comes back in a process that was forked for one, with its fields."""
         arguments = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
-        remember_missing_folders(getattr(arguments, "output_dir", None))
+        self.folder_begins(arguments)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             temporary = self.folder / f"{name}.new"
             door.bind(str(temporary))

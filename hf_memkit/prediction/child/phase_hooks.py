@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from transformers import TrainerCallback
+from transformers import GenerationMixin, TrainerCallback
 
 from hf_memkit.memory.error_barrier import ErrorBarrier
 from hf_memkit.memory.holdings import carried_by
@@ -110,22 +110,24 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     # ---- parts of a step that no event tells of ----
 
     def watch_parts(self, trainer: Any) -> None:
-        """Names what TRL's Trainers do in a step without gradients: answers are generated (1.16: grpo_trainer.py and
-        rloo_trainer.py, `_generate_single_turn`); log-probabilities are computed by a reference model, or by the model
-        itself, as it was or without its adapter."""
-        if hasattr(trainer, "_generate_single_turn"):
-            generate = trainer._generate_single_turn
-
-            @functools.wraps(generate)
-            def generates(*args: Any, **kwargs: Any) -> Any:
-                with self._within("generate"):
-                    return generate(*args, **kwargs)
-
-            trainer._generate_single_turn = generates
+        """Names what TRL's Trainers do in a step without gradients: answers are generated, by the model or a vLLM
+        (1.16: grpo_trainer.py and others, `_generate_single_turn`); log-probabilities are computed by a reference
+        model, or by the model itself, as it was or without its adapter."""
+        for owner, name in ((trainer, "_generate_single_turn"), (GenerationMixin, "generate")):
+            if hasattr(owner, name):
+                setattr(owner, name, self._generating(getattr(owner, name)))
         if hasattr(trainer, "ref_model"):
             for model in {id(each): each for each in (trainer.model, trainer.ref_model) if each is not None}.values():
                 model.register_forward_pre_hook(self._pass_begins)
                 model.register_forward_hook(self._pass_ends, always_call=True)
+
+    def _generating(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def generates(*args: Any, **kwargs: Any) -> Any:
+            with self._within("generate"):
+                return function(*args, **kwargs)
+
+        return generates
 
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:

@@ -7,6 +7,8 @@ model of the hub the config alone is fetched, and where that names no dtype the 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 import types
 import weakref
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from hf_memkit.prediction.child.adapters import place_of
+from hf_memkit.prediction.child.checkpoints import Shapes, shapes_in, sizes_that_differ
 from hf_memkit.prediction.child.quantised import quantised, quantizers
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
@@ -54,10 +57,17 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
 
     resolve = modeling_utils._get_resolved_checkpoint_files
     stored: dict[str, torch.dtype | None] = {}
+    shapes: Shapes = {}
 
     def resolved(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        shapes.clear()
         files, metadata = found(*args, **kwargs)
         stored["dtype"] = _dtype_of(files[0]) if files else (metadata or {}).get("dtype")
+        missing = [each for each in files or () if not Path(each).exists()]
+        if missing and len(missing) < len(files):  # without any, nobody expects them here
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing[0])
+        for each in files or ():
+            shapes.update(shapes_in(each))
         return files, metadata
 
     def found(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -69,18 +79,23 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
                 if name is None:
                     raise
                 return None, {"dtype": torch.float32}
-        return None, {"dtype": _dtype_on_hub(str(name), dict(kwargs.get("download_kwargs") or {}))}
+        dtype, on_hub = _on_hub(str(name), dict(kwargs.get("download_kwargs") or {}))
+        shapes.update(on_hub)
+        return None, {"dtype": dtype}
 
     def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
         names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
         places = expand_device_map(load_config.device_map, names)
+        loaded = _loading_info()
+        if load_config.hf_quantizer is None and not load_config.ignore_mismatched_sizes:
+            loaded.mismatched_keys |= sizes_that_differ(model, shapes, load_config.weight_mapping)  # then it raises
         host = boundary.tracer.host
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
             _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
         _loaded_at[model] = _users_call()
         if load_config.device_map is not None:
             _with_device_map.add(model)
-        return _loading_info(), None
+        return loaded, None
 
     modeling_utils.get_hf_quantizer = quantizers(modeling_utils.get_hf_quantizer)
     modeling_utils._get_resolved_checkpoint_files = resolved
@@ -155,12 +170,15 @@ _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 """As safetensors names them."""
 
 
-def _dtype_on_hub(name: str, options: dict[str, Any]) -> torch.dtype:
-    """What most of a checkpoint's weights are stored in, by its safetensors' header; fp32 where there is none."""
+def _on_hub(name: str, options: dict[str, Any]) -> tuple[torch.dtype, Shapes]:
+    """What most of a checkpoint's weights are stored in, and their shapes, by its safetensors' headers; fp32 where
+    there are none."""
     from huggingface_hub import get_safetensors_metadata
 
     with contextlib.suppress(Exception):  # offline, .bin files
-        counts = get_safetensors_metadata(name, revision=options.get("revision"), token=options.get("token"))
-        largest = max(counts.parameter_count.items(), key=lambda pair: pair[1])[0]
-        return _DTYPES.get(str(largest), torch.float32)
-    return torch.float32
+        found = get_safetensors_metadata(name, revision=options.get("revision"), token=options.get("token"))
+        largest = max(found.parameter_count.items(), key=lambda pair: pair[1])[0]
+        files = found.files_metadata.values()
+        shapes = {key: tuple(each.shape) for file in files for key, each in file.tensors.items()}
+        return _DTYPES.get(str(largest), torch.float32), shapes
+    return torch.float32, {}

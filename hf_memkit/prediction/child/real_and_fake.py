@@ -8,14 +8,16 @@ tensor.to("cuda")                  fake: there is no such memory
 model(tensor)                      fake: made from one that is
 ```
 
-Nothing that is made up can become a file or a decision: who asks a fake tensor for its values is stopped, with the
-line of the script. Libraries get an answer where they only look (`bool`, `.item()`), as in the traced steps.
+A batch of data that was copied to the GPU keeps its values (`constant_propagation.py`). Nothing that is made up can
+become a file or a decision: who asks a fake tensor for its values is stopped, with the line of the script. Libraries
+get an answer where they only look (`bool`, `.item()`), as in the traced steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
@@ -28,8 +30,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Trainer
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.constant_propagation import known_values
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.saves import save_no_made_up_values
 from hf_memkit.prediction.child.tracer import StorageTracer
@@ -65,6 +69,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self)
         _nothing_is_drawn_again()
+        self.tracer.known.of_data = True
         self._refused = _values_are_refused()
         save_no_made_up_values()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
@@ -73,6 +78,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Ends it: what is made from here on is fake, and may be made up."""
+        self.tracer.known.of_data = False
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
@@ -80,7 +86,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter_again(self) -> None:
         """Once more, after `leave`: what was replaced for good still is."""
-        self.trained = True
+        self.trained = self.tracer.known.of_data = True
         self._refused = _values_are_refused()
         torch._C._set_only_lift_cpu_tensors(True)
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -113,7 +119,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device = kwargs.get("device")
             if device is None or torch.device(device).type != "cuda":
                 return func(*args, **kwargs)
-        if func is _ITEM and not _asked_by_torch() and line_that_asks() is not None:
+        if func is _ITEM and self.tracer.known.of(args[0]) is None and not _asked_by_torch() and line_that_asks():
             _refuse("value", "item")
         try:
             with self.all_fake():
@@ -131,6 +137,12 @@ def _asked_by_torch() -> bool:
 
 
 def _refuse(what: str, asked: str) -> NoReturn:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        if frame.f_code.co_name == "train" and isinstance(frame.f_locals.get("self"), Trainer):
+            raise Unmodelled(
+                f"{type(frame.f_locals['self']).__name__}.train() reads the {what} of a tensor on the GPU ({asked}) "
+                "before it trains, and a trace has no values; measure with memkit run"
+            )
     raise Unmodelled(
         f"the script reads the {what} of a tensor of the model or on the GPU ({asked}), and a trace has no values; "
         "remove that line, or measure with memkit run"
@@ -178,15 +190,32 @@ def _nothing_is_drawn_again() -> None:
 
 
 def _values_are_refused() -> dict[str, Any]:
-    """`numpy` and `tolist` would give what is made up to whoever writes it down; returns what stood there."""
+    """`numpy` and `tolist` give what is known, and would give what is made up to whoever writes it down; returns what
+    stood there."""
 
-    def refuse(name: str) -> Any:
-        def refused(self: torch.Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-            _refuse("values", name)
+    def only_known(name: str) -> Any:
+        def only(self: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+            value = known_values(self)
+            if value is None:
+                _refuse("values", name)
+            if self.is_cuda and name != "tolist":  # as torch says it
+                raise TypeError(
+                    f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+                    "host memory first."
+                )
+            return getattr(value, name)(*args, **kwargs)
 
-        return refused
+        return only
 
-    originals = {name: getattr(FakeTensor, name) for name in ("numpy", "tolist", "__array__")}
-    for name in originals:
-        setattr(FakeTensor, name, refuse(name))
+    def shown(self: FakeTensor, **options: Any) -> str:
+        value = known_values(self)
+        if value is None:
+            return str(originals["__repr__"](self, **options))
+        return f"{repr(value)[:-1]}, device='{self.device}')" if self.is_cuda else repr(value)
+
+    names = ("numpy", "tolist", "__array__")
+    originals = {name: getattr(FakeTensor, name) for name in (*names, "__repr__")}
+    for name in names:
+        setattr(FakeTensor, name, only_known(name))
+    FakeTensor.__repr__ = shown  # type: ignore[method-assign, assignment]
     return originals

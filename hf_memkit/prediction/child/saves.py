@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from transformers import Trainer
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.users_code import users_line
 
-__all__ = ["leave_no_folder", "remember_missing_folders", "save_no_made_up_values", "write_nothing"]
+__all__ = ["save_no_made_up_values", "write_nothing"]
 
 
 def save_no_made_up_values() -> None:
@@ -139,36 +138,3 @@ class _Shape:
 
     def made(self, device: Any) -> torch.Tensor:
         return torch.empty(self.size, dtype=self.dtype, device=self.device if device is None else device)
-
-
-_BEFORE_FORKS: Final[dict[str | None, list[Path]]] = {}
-
-
-def remember_missing_folders(output_dir: str | None) -> None:
-    """Before processes are forked that each make a Trainer: none takes another's folder for the user's."""
-    _BEFORE_FORKS[output_dir] = _missing_folders(output_dir)
-
-
-def _missing_folders(output_dir: str | None) -> list[Path]:
-    """Trainer's folder and those above it that are not there, the innermost first."""
-    folder = Path(output_dir or "trainer_output").absolute()
-    return [each for each in (folder, *folder.parents) if not each.exists()]
-
-
-def leave_no_folder() -> None:
-    """Trainer makes its folder and its repository on the hub when it is made (transformers 5.23.0: trainer.py 604)."""
-    original = Trainer.__init__
-
-    @functools.wraps(original)  # libraries look at its parameters
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
-        output_dir = getattr(arguments, "output_dir", None)
-        made = _BEFORE_FORKS.pop(output_dir, None) or _missing_folders(output_dir)
-        original(self, *args, **kwargs)
-        for each in made:
-            with contextlib.suppress(OSError):  # a process beside this one was faster
-                if each.is_dir() and not any(each.iterdir()):
-                    each.rmdir()
-
-    Trainer.__init__ = init
-    Trainer.init_hf_repo = lambda self, *args, **kwargs: None

@@ -29,6 +29,7 @@ from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, ch
 from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
+from hf_memkit.prediction.child.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
 from hf_memkit.prediction.child.evaluations import evaluated_again
 from hf_memkit.prediction.child.fake_gpu import (
@@ -54,9 +55,10 @@ from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
-from hf_memkit.prediction.child.saves import leave_no_folder, write_nothing
+from hf_memkit.prediction.child.saves import write_nothing
 from hf_memkit.prediction.child.script_engine import without_engines
 from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.trainers_folder import MADE, folder_goes_away
 from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
 from hf_memkit.prediction.trace_request import ScriptRequest
@@ -87,7 +89,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
         _pretend(request, boundary)
-    leave_no_folder()
+    folder_begins = folder_goes_away(result.with_name(MADE))
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
     nowhere = Nowhere(out.path.with_name("written"))
@@ -101,7 +103,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
             out.begin(path)
             nowhere.move(path.with_name("written"))
 
-        Forks(Path(request.forks), begin, watch_reads()).install()
+        Forks(Path(request.forks), begin, watch_reads(), folder_begins).install()
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
@@ -198,6 +200,7 @@ def _at_train(
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
+            refuse_checkpoint(self, resume_from_checkpoint)
             Trainer.evaluate = evaluation
             if host is not None:
                 host.training_begins()
@@ -268,7 +271,8 @@ def _failure(error: Exception) -> Found:
     """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
     if not isinstance(error, MemkitError):
         said = " ".join(str(error).split())[:200]
-        about = {"type": type(error).__name__, "message": said, "place": line_of(error.__traceback__)}
+        place = line_of(error.__traceback__) or users_line()  # caught where the script calls train()
+        about = {"type": type(error).__name__, "message": said, "place": place}
         return {"script_error": {**about, "text": _users_traceback(error)}}
     return {
         "error": {

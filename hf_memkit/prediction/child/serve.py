@@ -87,8 +87,14 @@ def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list
     result = Path(job["result"])
     modules = result.with_name("modules.json")
     if "script" in job:
-        why = _forked(lambda: _script(job, result, answers), None)
-        _end_what_is_left()
+        from hf_memkit.prediction.child.trainers_folder import MADE, remove_made
+
+        def over() -> None:
+            _end_what_is_left()
+            remove_made(result.with_name(MADE))
+
+        why = _forked(lambda: _script(job, result, answers), None, over)
+        over()
     else:
         why = _forked(lambda: _case(job["request"], result, modules), float(job["limit_s"]))
     imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
@@ -133,8 +139,11 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
     run_script(ScriptRequest.from_json(job["script"]), result)
 
 
-def _forked(function: Callable[[], None], limit_s: float | None) -> str | None:
-    """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit."""
+def _forked(
+    function: Callable[[], None], limit_s: float | None, given_up: Callable[[], None] | None = None
+) -> str | None:
+    """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit. Where
+    nobody waits any more, `given_up` is called last."""
     server = os.getpid()
     child = os.fork()
     if child == 0:
@@ -151,7 +160,7 @@ def _forked(function: Callable[[], None], limit_s: float | None) -> str | None:
         if watched not in happened:
             os.kill(child, signal.SIGKILL)
         if happened.get(0, 0) & select.POLLHUP:
-            _end_what_is_left()
+            (given_up or _end_what_is_left)()
             os._exit(0)
     finally:
         os.close(watched)

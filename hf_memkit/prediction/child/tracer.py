@@ -69,6 +69,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made_up: called whenever it was.
         host: what lies in RAM beside a GPU; None: the CPU itself trains.
         recorder: records what is computed; None: that was not asked for.
+        known: the values of fake tensors, where they follow from what was given.
     """
 
     def __init__(self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False) -> None:
@@ -89,14 +90,15 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
-        self._values: KnownValues | None = None
+        self.known = KnownValues()
+        self._values: KnownValues | None = None  # the same, as soon as tensors are fake
         self._fakes: FastFakes
         self._refused = REFUSED if device_type == "cuda" else {}
 
     def __enter__(self) -> Self:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         if mode is not None and self._values is None:
-            self._values = KnownValues()
+            self._values = self.known
             self._fakes = FastFakes(mode)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -208,7 +210,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     result = rule(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException):
                 if func in _SAME:
-                    return True  # parts compare what they compute with what the model computes
+                    try:
+                        return values.compute(func, args, kwargs)
+                    except LookupError:
+                        return True  # parts compare what they compute with what the model computes
                 result = values.shaped(func, args, kwargs)
             values.follow(func, args, kwargs, result)
         if self.recorder is not None:

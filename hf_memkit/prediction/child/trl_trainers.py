@@ -6,6 +6,7 @@
 | log-probabilities of each row, before `train()` | zeros; the pass over the largest batch is traced at `train()` |
 | answers of a vLLM (`use_vllm`) | as long as they may be; vLLM itself is a share of the GPU, by formula |
 | rewards | 0 |
+| whether a step trains on the model's own answers (`lmbda`) | both, in different steps |
 
 In TRL 1.16: trainer/dpo_trainer.py and kto_trainer.py, `_precompute_ref_logps`; generation/vllm_generation.py.
 """
@@ -13,6 +14,7 @@ In TRL 1.16: trainer/dpo_trainer.py and kto_trainer.py, `_precompute_ref_logps`;
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.work_recorder import launched
 
-__all__ = ["about_vllm", "answer_trl", "reference_loaders", "rewards_are_constant"]
+__all__ = ["about_vllm", "answer_trl", "answers_are_made_up", "draws_whose_answers", "reference_loaders"]
 
 
 def answer_trl() -> None:
@@ -95,22 +97,35 @@ def reference_loaders(trainer: Any) -> Iterator[DataLoader[Any]]:
 # ---- answers ----
 
 
-def rewards_are_constant(trainer: Any) -> Iterator[str]:
-    """Reward functions are the user's: networks, judges, sandboxes. Reward models stay, and are counted."""
+def answers_are_made_up(trainer: Any) -> Iterator[str]:
+    """Notes on a Trainer that generates answers and learns from them: with rewards, or from a teacher. Reward
+    functions are the user's: networks, judges, sandboxes. Reward models stay, and are counted."""
+    trl_utils = sys.modules.get("trl.trainer.utils")
+    if trl_utils is None:
+        return
 
     def constant(completions: Sequence[Any], **_: Any) -> list[float]:
         return [0.0] * len(completions)
 
     # In an order by chance nobody knows which answers are where.
-    trl_utils = sys.modules["trl.trainer.utils"]
     replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found, ("trl",))
-    rewards = trainer.reward_funcs
+    rewards = getattr(trainer, "reward_funcs", None) or []
     own = [number for number, each in enumerate(rewards) if not isinstance(each, torch.nn.Module)]
     for number in own:
         rewards[number] = constant
     if own:
         yield "reward functions are not called: each answer counts as 0"
-    yield f"every answer is counted at its maximum length: {trainer.max_completion_length} tokens"
+    length = getattr(getattr(trainer, "generation_config", None), "max_new_tokens", None)
+    length = getattr(trainer, "max_completion_length", None) or length
+    if length is not None and getattr(trainer, "lmbda", 1) > 0:
+        yield f"every answer is counted at its maximum length: {length} tokens"
+
+
+def draws_whose_answers(trainer: Any) -> bool:
+    """Whether chance decides if a step trains on the model's own answers or on those of the data (trl 1.16: gkd, gold
+    and iw_opd below experimental/, `random.random() <= self.lmbda`)."""
+    own = any(each.__module__.startswith("trl.") for each in type(trainer).__mro__)
+    return own and 0 < getattr(trainer, "lmbda", 0) < 1
 
 
 _BYTES_A_WEIGHT: Final = 2
@@ -133,7 +148,7 @@ def about_vllm(trainer: Any) -> dict[str, Any] | None:
         return None
     found: Any = getattr(trainer, "vllm_generation", None)
     if not isinstance(getattr(found, "llm", None) or getattr(found, "vllm_client", None), _Engine | _Server):
-        raise Unmodelled("use_vllm: supported only for TRL's GRPO and RLOO in a script; omit it")
+        raise Unmodelled(f"use_vllm: not supported for {type(trainer).__name__}; omit it, or measure with memkit run")
     if found.mode != "colocate":
         return {"mode": found.mode}
     model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
@@ -149,11 +164,14 @@ def about_vllm(trainer: Any) -> dict[str, Any] | None:
 
 
 def _vllm_is_installed() -> None:
-    """TRL's own code goes on, with an engine that holds nothing and is asked for answers alone."""
-    module: Any = sys.modules.get("trl.generation.vllm_generation")
-    if module is None:
+    """TRL's own code goes on, with an engine that holds nothing and is asked for answers alone. Modules that do not
+    use its `VLLMGeneration` would ask for vLLM itself."""
+    if "trl" not in sys.modules:
         return
-    module.is_vllm_available = lambda *args, **kwargs: True
+    module: Any = importlib.import_module("trl.generation.vllm_generation")
+    for name, each in list(sys.modules.items()):
+        if name.startswith("trl.") and "VLLMGeneration" in vars(each) and "is_vllm_available" in vars(each):
+            each.is_vllm_available = lambda *args, **kwargs: True  # type: ignore[attr-defined]
     module.LLM, module.VLLMClient = _Engine, _Server
     module.SamplingParams = module.StructuredOutputsParams = SimpleNamespace
 
