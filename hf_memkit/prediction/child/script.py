@@ -30,7 +30,7 @@ from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
-from hf_memkit.prediction.child.evaluations import evaluated_again
+from hf_memkit.prediction.child.evaluations import Call, Evaluations
 from hf_memkit.prediction.child.fake_gpu import (
     inference_is_no_grad,
     made_up_values,
@@ -89,10 +89,10 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         _pretend(request, boundary)
     leave_no_folder()
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
-    evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
+    evaluations = Evaluations(worst=request.worst_batch)
     nowhere = Nowhere(out.path.with_name("written"))
-    after = AfterTrain(tracer, boundary, evaluates, nowhere)
-    trained = _at_train(traced, after, tracer.host, out)
+    after = AfterTrain(tracer, boundary, evaluations, nowhere)
+    trained = _at_train(traced, after, evaluations, tracer.host, out)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
@@ -109,7 +109,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     except BaseException as error:
         raised = error
     if trained:
-        notes = list(after.end(raised))
+        notes = [*after.end(raised), *evaluations.take_notes()]
         found = trained.pop()
         found["about"]["notes"] += [*notes, *differs]
         if tracer.host is not None:
@@ -186,11 +186,15 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
 
 
 def _at_train(
-    traced: Callable[[Any, Any], Found], after: AfterTrain, host: HostMemory | None, out: _Result
+    traced: Callable[[Any, Any, Evaluations], Found],
+    after: AfterTrain,
+    evaluations: Evaluations,
+    host: HostMemory | None,
+    out: _Result,
 ) -> list[Found]:
-    """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and `evaluate`, until
-    then: its loss would be made up. It is predicted after the two steps. What was found comes into the list."""
-    original, evaluation = Trainer.train, Trainer.evaluate
+    """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and evaluations, until
+    then: their values would be made up. What was found comes into the list."""
+    original = Trainer.train
     trained: list[Found] = []
 
     @functools.wraps(original)
@@ -198,10 +202,10 @@ def _at_train(
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
-            Trainer.evaluate = evaluation
+            evaluations.answer = None
             if host is not None:
                 host.training_begins()
-            found = traced(self, original)
+            found = traced(self, original, evaluations)
             if host is not None:
                 found["about"]["host"] = host.to_json()
         except Exception as error:
@@ -214,13 +218,13 @@ def _at_train(
         trained.append(found)
         return after.begin(self)
 
-    @functools.wraps(evaluation)
-    def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        self.memkit_evaluates = True
+    def evaluated(call: Call) -> Any:
         after.nowhere.redirect()  # what is made up would be written down
-        return {f"{metric_key_prefix}_loss": float("nan")}
+        return evaluations.remember(call)
 
-    Trainer.train, Trainer.evaluate = train, evaluate
+    Trainer.train = train
+    evaluations.answer = evaluated
+    evaluations.install()
     return trained
 
 
@@ -232,9 +236,17 @@ def _unless_it_goes_on(found: Found) -> Found:
     return {**found, "about": {**found["about"], "notes": [*found["about"]["notes"], said]}}
 
 
-def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, train: Any, *, worst: bool) -> Found:
+def _traced(
+    tracer: StorageTracer,
+    boundary: RealAndFake | None,
+    trainer: Any,
+    train: Any,
+    evaluations: Evaluations,
+    *,
+    worst: bool,
+) -> Found:
     if boundary is None:
-        return traced_training(trainer, train, tracer, lambda: tracer, worst=worst)
+        return traced_training(trainer, train, tracer, lambda: tracer, evaluations, worst=worst)
     boundary.leave()
 
     @contextlib.contextmanager
@@ -250,7 +262,7 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 
-    return traced_training(trainer, train, tracer, fake, worst=worst)
+    return traced_training(trainer, train, tracer, fake, evaluations, worst=worst)
 
 
 def _setup_of(trainer: Any) -> Setup:

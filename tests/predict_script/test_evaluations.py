@@ -1,0 +1,196 @@
+"""What a script's evaluations hold: beside real ones of all batches, with the same arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from hf_memkit.prediction.trace import Trace
+from tests.conftest import ROOT
+from tests.predict_script.conftest import Predict
+
+pytestmark = pytest.mark.timeout(180)
+
+JOB: Final = """
+import sys
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+
+ROWS = 44
+LENGTHS = [12] * 5 + [16] + [9] * 38
+
+def nothing(found, compute_result=True):
+    return {}
+
+def collated(rows):
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    return {"input_ids": ids, "labels": ids, "attention_mask": (ids > 0).long()}
+
+def made(name):
+    torch.manual_seed(0)
+    rows = [[1] * 16] * ROWS
+    arguments = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "max_steps": 2, "report_to": "none"}
+    arguments |= {"use_cpu": True, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=1000, n_positions=64)
+    options = {"compute_metrics": nothing, "train_dataset": rows, "eval_dataset": rows, "data_collator": collated}
+    kind, kind_of_arguments, model = Trainer, TrainingArguments, GPT2LMHeadModel
+    if name == "argmax" or name.startswith("argmax of"):
+        options["preprocess_logits_for_metrics"] = lambda logits, labels: logits.argmax(-1)
+    if name == "a pair":
+        options["preprocess_logits_for_metrics"] = lambda logits, labels: (logits[..., :9], {"first": logits[:, 0]})
+    if name == "batch by batch":
+        arguments["batch_eval_metrics"] = True
+    if name == "moved":
+        arguments["eval_accumulation_steps"] = 1
+    if name == "moved at last":
+        arguments["eval_accumulation_steps"] = 15
+    if name == "moved never":
+        arguments["eval_accumulation_steps"] = 10_000
+    if name == "in lists":
+        arguments["eval_do_concat_batches"] = False
+    if name == "losses":
+        arguments["prediction_loss_only"] = True
+    if name == "no metrics":
+        del options["compute_metrics"]
+    if name == "inputs":
+        arguments["include_for_metrics"] = ["inputs", "loss"]
+        options["preprocess_logits_for_metrics"] = lambda logits, labels: logits.argmax(-1)
+    if name == "hidden states":
+        config.output_hidden_states = True
+    if name == "no labels kept":
+        arguments["label_names"] = []
+    if name == "padded":
+        options["eval_dataset"] = [[1] * each for each in LENGTHS]
+    if name == "few":
+        options["eval_dataset"] = rows[:2]
+    if name == "several":
+        options["eval_dataset"] = {"one": rows[:4], "two": rows, "three": rows[:8]}
+    if name == "cast":
+        arguments["bf16_full_eval"] = True
+    if name in ("tokens", "answers"):
+        kind, kind_of_arguments, model = Seq2SeqTrainer, Seq2SeqTrainingArguments, BartForConditionalGeneration
+        config = BartConfig(
+            d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+            encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=1000, max_position_embeddings=64)
+        if name == "answers":
+            arguments |= {"predict_with_generate": True, "generation_max_length": 40}
+    if name.endswith("own evaluate()"):
+        class Own(Trainer):
+            def evaluate(self, eval_dataset=None, examples=None, ignore_keys=None, metric_key_prefix="eval"):
+                loader = self.get_eval_dataloader(self.eval_dataset if eval_dataset is None else eval_dataset)
+                metrics, self.compute_metrics = self.compute_metrics, None
+                output = self.evaluation_loop(loader, "Evaluation", prediction_loss_only=metrics is None)
+                self.compute_metrics = metrics
+                if len(output.predictions) != ROWS:
+                    raise ValueError(f"Got {len(output.predictions)} predictions and {ROWS} features.")
+                self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {})
+                return {"eval_score": 1.0}
+        kind = Own
+    return kind(model(config), kind_of_arguments("out", **arguments), **options)
+"""
+NAMES: Final = (
+    "logits", "argmax", "a pair", "batch by batch", "moved", "moved at last", "moved never", "in lists", "losses",
+    "no metrics", "inputs", "hidden states", "no labels kept", "padded", "few", "several", "cast", "tokens", "answers",
+    "own evaluate()", "argmax of own evaluate()",
+)  # fmt: skip
+ROWS: Final = 44
+LOGITS: Final = 2 * 16 * 1000 * 4
+"""Of one batch."""
+REAL: Final = f"""{JOB}
+import json
+from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.tracer import StorageTracer
+
+found = {{}}
+for name in {NAMES!r}:
+    trainer, tracer = made(name), StorageTracer("cpu")
+    watch = TrainingWatch(tracer)
+    trainer.add_callback(watch)
+    with tracer:
+        tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()], "weights")
+        trainer.train()
+        found[name] = tracer.finish(watch.phase).peaks_by_phase()
+    watch.end()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """Peaks of the trainings with all their batches, with real tensors."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run(
+        [sys.executable, "-c", REAL], cwd=tmp_path_factory.mktemp("real"), env=environment, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return dict(json.loads(ran.stdout.splitlines()[-1]))
+
+
+def peaks(found: dict[str, Any]) -> dict[str, int]:
+    assert "trace" in found, found
+    return dict(Trace.from_json(found["trace"]).peaks_by_phase())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_evaluation_holds_what_a_real_one_of_all_batches_holds(
+    predict: Predict, real: dict[str, dict[str, int]], name: str
+) -> None:
+    """Would notice: logits that preprocess_logits_for_metrics has reduced, moves to RAM, lists that are not joined,
+    labels, inputs and losses that are kept, and predictions that are still there when the training goes on."""
+    predicted = peaks(predict(f"{JOB}\nmade({name!r}).train()", device="cpu", worst_batch=True))
+    shared = LOGITS if name == "moved" else 0  # on a CPU the first array shares its tensor's memory
+    assert predicted["evaluate"] == pytest.approx(real[name]["evaluate"] - shared, rel=0.01)
+    if name not in ("tokens", "answers"):  # on a CPU the arrays, which live on, share the tensors' memory
+        assert predicted["data"] == pytest.approx(real["losses"]["data"], rel=0.01)
+
+
+def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
+    """Would notice: RAM for the batches that were traced alone, or predictions that are joined in real memory."""
+    batches, found = ROWS // 2, {}
+    for name in ("argmax", "logits", "moved"):
+        about = predict(f"{JOB.replace('"use_cpu": True, ', '')}\nmade({name!r}).train()")["about"]
+        found[name] = about["host"]["tensors"]["evaluate"]
+    assert found["logits"] - found["argmax"] == pytest.approx(batches * LOGITS, rel=0.05)
+    # all so far, and all that are joined (numpy: one array at a time)
+    assert found["moved"] - found["argmax"] == pytest.approx(2 * batches * LOGITS, rel=0.05)
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: int) -> None:
+    code = JOB.replace('"use_cpu": True, ', "")
+    evaluated = [
+        peaks(predict(f"{code}\nmade({name!r}).train()", processes=processes, per_node=processes))["evaluate"]
+        for name in ("logits", "losses")
+    ]
+    # Joined: as many again but those of the last batches, which all come from all GPUs.
+    assert evaluated[0] - evaluated[1] == pytest.approx(2 * ROWS / 2 * LOGITS, rel=0.15)
+
+
+BELOW: Final = (
+    "made('no metrics').evaluate()",
+    "made('logits').predict([[1] * 16] * ROWS)",
+    "made('argmax').predict([[1] * 16] * ROWS)",
+    "made('own evaluate()').evaluate()",
+)
+
+
+@pytest.mark.parametrize("line", BELOW)
+def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict, line: str) -> None:
+    """Would notice: an evaluation that runs all its batches, or the predictions of the traced batches alone."""
+    name = line.split("'")[1]
+    code = JOB.replace('"use_cpu": True, ', "").replace('"eval_strategy": "steps", ', "")
+    call = line.split(")", 1)[1]
+    asked = predict(f"{code}\nmade({name!r}).train()")
+    above = predict(f"{code}\ntrainer = made({name!r})\nfound = trainer{call}\nassert found\ntrainer.train()")
+    below = predict(f"{code}\ntrainer = made({name!r})\ntrainer.train()\ntrainer{call}")
+    print(peaks(asked), peaks(above), peaks(below), above["about"]["notes"], below["about"]["notes"], sep="\n")
+    assert 0
