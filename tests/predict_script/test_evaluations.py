@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -37,7 +36,8 @@ def collated(rows):
 def made(name):
     torch.manual_seed(0)
     rows = [[1] * 16] * ROWS
-    arguments = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "max_steps": 2, "report_to": "none"}
+    arguments = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "max_steps": 2}
+    arguments |= {"report_to": "none"}
     arguments |= {"use_cpu": True, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=1000, n_positions=64)
     options = {"compute_metrics": nothing, "train_dataset": rows, "eval_dataset": rows, "data_collator": collated}
@@ -104,6 +104,7 @@ NAMES: Final = (
 ROWS: Final = 44
 LOGITS: Final = 2 * 16 * 1000 * 4
 """Of one batch."""
+ON_GPU: Final = JOB.replace('"use_cpu": True, ', "")
 REAL: Final = f"""{JOB}
 import json
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
@@ -157,7 +158,7 @@ def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
     """Would notice: RAM for the batches that were traced alone, or predictions that are joined in real memory."""
     batches, found = ROWS // 2, {}
     for name in ("argmax", "logits", "moved"):
-        about = predict(f"{JOB.replace('"use_cpu": True, ', '')}\nmade({name!r}).train()")["about"]
+        about = predict(f"{ON_GPU}\nmade({name!r}).train()")["about"]
         found[name] = about["host"]["tensors"]["evaluate"]
     assert found["logits"] - found["argmax"] == pytest.approx(batches * LOGITS, rel=0.05)
     # all so far, and all that are joined (numpy: one array at a time)
@@ -166,31 +167,39 @@ def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
 
 @pytest.mark.parametrize("processes", [1, 4])
 def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: int) -> None:
-    code = JOB.replace('"use_cpu": True, ', "")
     evaluated = [
-        peaks(predict(f"{code}\nmade({name!r}).train()", processes=processes, per_node=processes))["evaluate"]
+        peaks(predict(f"{ON_GPU}\nmade({name!r}).train()", processes=processes, per_node=processes))["evaluate"]
         for name in ("logits", "losses")
     ]
     # Joined: as many again but those of the last batches, which all come from all GPUs.
     assert evaluated[0] - evaluated[1] == pytest.approx(2 * ROWS / 2 * LOGITS, rel=0.15)
 
 
-BELOW: Final = (
-    "made('no metrics').evaluate()",
-    "made('logits').predict([[1] * 16] * ROWS)",
-    "made('argmax').predict([[1] * 16] * ROWS)",
-    "made('own evaluate()').evaluate()",
-)
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("argmax", "evaluate()"), ("own evaluate()", "evaluate()"), ("logits", "predict([[1] * 16] * ROWS)"),
+     ("argmax", "predict([[1] * 16] * ROWS)")],
+)  # fmt: skip
+def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict, name: str, call: str) -> None:
+    """Would notice: an evaluation that runs all its batches, predictions of the traced batches alone, an evaluation
+    with the wrong name, a value that somebody has made up."""
+    code = ON_GPU.replace('"eval_strategy": "steps", ', "") + f"\ntrainer = made({name!r})\n"
+    used = "metrics = trainer.CALL\nmetrics = getattr(metrics, 'metrics', metrics)\n".replace("CALL", call)
+    used += "assert isinstance(metrics, dict) and all(each != each for each in metrics.values())\n"
+    above = predict(f"{code}{used}trainer.train()")
+    below = predict(f"{code}trainer.train()\ntrainer.{call}")
+    asked = predict(f"{ON_GPU}\nmade({name!r}).train()")
+    expected = peaks(asked)["evaluate"]
+    for found in (above, below):
+        assert peaks(found)["evaluate"] == pytest.approx(expected, rel=0.002)
+        assert any(note.startswith("for compute_metrics") for note in found["about"]["notes"])
+        assert "after" not in peaks(found)
 
 
-@pytest.mark.parametrize("line", BELOW)
-def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict, line: str) -> None:
-    """Would notice: an evaluation that runs all its batches, or the predictions of the traced batches alone."""
-    name = line.split("'")[1]
-    code = JOB.replace('"use_cpu": True, ', "").replace('"eval_strategy": "steps", ', "")
-    call = line.split(")", 1)[1]
-    asked = predict(f"{code}\nmade({name!r}).train()")
-    above = predict(f"{code}\ntrainer = made({name!r})\nfound = trainer{call}\nassert found\ntrainer.train()")
-    below = predict(f"{code}\ntrainer = made({name!r})\ntrainer.train()\ntrainer{call}")
-    print(peaks(asked), peaks(above), peaks(below), above["about"]["notes"], below["about"]["notes"], sep="\n")
-    assert 0
+def test_the_data_set_of_an_evaluation_above_the_training_is_the_one_that_it_was_given(predict: Predict) -> None:
+    code = ON_GPU.replace('"eval_strategy": "steps", ', "") + "\ntrainer = made('logits')\n"
+    evaluated = [
+        peaks(predict(f"{code}trainer.evaluate([[1] * 16] * {rows})\ntrainer.train()"))["evaluate"]
+        for rows in (ROWS, 2 * ROWS)
+    ]
+    assert evaluated[1] - evaluated[0] == pytest.approx(2 * ROWS / 2 * LOGITS, rel=0.01)

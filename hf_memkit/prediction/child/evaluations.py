@@ -30,6 +30,7 @@ from hf_memkit.prediction.child.leaves_nothing import with_subclasses
 from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, on_host
 from hf_memkit.prediction.child.users_code import line_of
+from hf_memkit.units import format_size
 
 __all__ = [
     "Call", "Evaluations", "Metrics", "is_asked_for", "largest_batch", "without_values",
@@ -256,14 +257,12 @@ class Evaluations:
         return Loader(batches, trainer.args, self._dtype, before, left_out=left_out)
 
     def _say(self, kept: Kept, trainer: Any) -> None:
-        if not kept.gpu_bytes or trainer.compute_metrics is None:
+        if kept.containers < 2:  # losses alone are nothing
             return
-        smaller = (
-            "; preprocess_logits_for_metrics has made them smaller" if trainer.preprocess_logits_for_metrics else ""
-        )
+        after = " after preprocess_logits_for_metrics" if trainer.preprocess_logits_for_metrics is not None else ""
         self.notes[
-            f"compute_metrics is not called; for it the GPU keeps the predictions of {kept.on_gpu} evaluation batches "
-            f"({kept.gpu_bytes / 2**30:.2f} GiB); eval_accumulation_steps=1 moves them to RAM{smaller}"
+            f"for compute_metrics, which is not called, the GPU keeps the predictions of {kept.on_gpu:,} evaluation "
+            f"batches{after}: {format_size(kept.gpu_bytes)}; eval_accumulation_steps=1 moves them to RAM"
         ] = None
 
 

@@ -61,6 +61,11 @@ class Kept:
                 container.tensors.append(_rows(tensors, self._more, 1))
         self.gpu_bytes = max(self.gpu_bytes, sum(_bytes(each.tensors) for each in self._added))
 
+    @property
+    def containers(self) -> int:
+        """How many have something: of losses, predictions, labels and inputs."""
+        return len(self._added)
+
     def move(self, container: Any) -> None:
         if container.tensors is None or not is_traced():
             return _MOVE(container)
