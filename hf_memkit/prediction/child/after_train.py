@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
@@ -92,6 +92,10 @@ class AfterTrain:
         steps = trainer.args.max_steps if trainer.args.max_steps > 0 else trainer.state.global_step
         names = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss")
         return TrainOutput(steps, _NAN, Metrics(dict.fromkeys((*names, "epoch"), _NAN)))
+
+    def own_loop(self) -> NoReturn:
+        """Where the script trains by itself."""
+        raise Ended("a training loop of the script is not predicted")
 
     def end(self, error: BaseException | None) -> Iterator[str]:
         """Notes on what was left out."""

@@ -17,13 +17,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
 from transformers import Trainer
 
-from hf_memkit.errors import MemkitError
+from hf_memkit.errors import MemkitError, Unmodelled
 from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.after_train import AfterTrain
@@ -50,6 +50,7 @@ from hf_memkit.prediction.child.libraries import (
     shapes_from_values_are_unmodelled,
 )
 from hf_memkit.prediction.child.loaded_files import files_load_to_gpu
+from hf_memkit.prediction.child.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
@@ -92,7 +93,10 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     evaluations = Evaluations(worst=request.worst_batch)
     nowhere = Nowhere(out.path.with_name("written"))
     after = AfterTrain(tracer, boundary, evaluations, nowhere)
-    trained = _at_train(traced, after, evaluations, tracer.host, out)
+    loops = OwnLoops(_own_loop)
+    if boundary is not None:
+        loops.install()
+    trained = _at_train(traced, after, evaluations, loops, tracer.host, out)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
@@ -115,6 +119,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         if tracer.host is not None:
             found["about"]["host"] = tracer.host.to_json()
         found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
+    elif isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
+        found = {"error": {"type": OwnLoop.__name__, "message": str(OwnLoop()), "place": loops.place, "traceback": ""}}
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
         found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
@@ -123,6 +129,10 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     else:
         raise raised
     out.write(found)
+
+
+def _own_loop() -> NoReturn:
+    raise OwnLoop
 
 
 class _Result:
@@ -189,6 +199,7 @@ def _at_train(
     traced: Callable[[Any, Any, Evaluations], Found],
     after: AfterTrain,
     evaluations: Evaluations,
+    loops: OwnLoops,
     host: HostMemory | None,
     out: _Result,
 ) -> list[Found]:
@@ -202,7 +213,7 @@ def _at_train(
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
-            evaluations.answer = None
+            evaluations.answer = loops.stop = None
             if host is not None:
                 host.training_begins()
             found = traced(self, original, evaluations)
@@ -216,6 +227,7 @@ def _at_train(
         if "trace" not in found or found["about"]["deepspeed"]:
             os._exit(0)
         trained.append(found)
+        loops.stop = after.own_loop
         return after.begin(self)
 
     def evaluated(call: Call) -> Any:
