@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -203,3 +204,101 @@ def test_the_data_set_of_an_evaluation_above_the_training_is_the_one_that_it_was
         for rows in (ROWS, 2 * ROWS)
     ]
     assert evaluated[1] - evaluated[0] == pytest.approx(2 * ROWS / 2 * LOGITS, rel=0.01)
+
+
+LIBRARY: Final = """
+import numpy, torch
+
+class Similarity:
+    primary_metric = "score"
+
+    def __init__(self, size, breaks=False):
+        self.size, self.breaks = size, breaks
+
+    def __call__(self, model, output_path=None):
+        with torch.inference_mode():
+            ids = torch.ones(self.size, 16, dtype=torch.long).to(model.device)
+            found = numpy.asarray(model(input_ids=ids).logits.float().cpu().numpy())
+        if self.breaks:
+            raise ValueError("Input contains NaN")
+        if output_path:
+            with open(output_path, "w") as file:
+                file.write(str(found.mean()))
+        return {"score": found.mean(), "parts": [int(found.argmax()), {"first": found[0, 0, 0].item()}], "name": "a"}
+
+    def fits(self, model):
+        return model.lm_head.weight.tolist()
+
+def evaluated(model):
+    return float(model.lm_head.weight.sum().cpu().numpy())
+
+def longest(rows):
+    return max(map(len, rows))
+"""
+EVALUATOR: Final = f"""{ON_GPU.replace('"eval_strategy": "steps", ', "")}
+from a_library.evaluation import Similarity, evaluated
+trainer = made("logits")
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> dict[str, str]:
+    """Where a library is installed that evaluates, as a variable of the environment."""
+    package = tmp_path / "site-packages" / "a_library"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "evaluation.py").write_text(LIBRARY)
+    return {"PYTHONPATH": str(package.parent)}
+
+
+def test_a_library_s_evaluation_above_the_training_gives_nan(
+    predict: Predict, tmp_path: Path, library: dict[str, str]
+) -> None:
+    """As sentence-transformers' examples begin. Would notice: a script that is refused, forward passes that are not
+    counted, a number that somebody has made up, a file with it."""
+    code = f"""{EVALUATOR}
+from a_library.evaluation import longest
+found = Similarity(256)(trainer.model, "score.txt")
+assert found["score"] != found["score"] and found["parts"][0] != found["parts"][0] and found["name"] == "a"
+assert found["parts"][1]["first"] != found["parts"][1]["first"]
+failed = Similarity(4, breaks=True)(trainer.model)
+assert failed[Similarity.primary_metric] != failed[Similarity.primary_metric]
+assert evaluated(trainer.model) != evaluated(trainer.model)
+trainer.train()
+assert Similarity(256)(trainer.model)["score"] != 0
+"""
+    found = predict(code, environment=library)
+    logits = 256 * 16 * 1000 * 4
+    weights = 4 * found["about"]["parameters"]
+    # GPT-2's logits, and layers' parts beside them; the optimizer's states in the second.
+    assert logits + weights < peaks(found)["evaluate"] < 1.5 * logits + 10 * weights + 2**24
+    assert peaks(found)["load"] < logits
+    notes = " ".join(found["about"]["notes"])
+    assert "Similarity" in notes and "evaluated" in notes and "longest" not in notes
+    assert not (tmp_path / "score.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "fix"),
+    [
+        ("Similarity(4).fits(trainer.model)", "remove that line"),
+        (
+            "def perplexity(model):\n    return model.lm_head.weight.sum().item()\nperplexity(trainer.model)",
+            "perplexity()",
+        ),
+        ("trainer.predict([[1] * 16] * ROWS).predictions.argmax(-1)", "leave"),
+    ],
+)
+def test_who_reads_values_is_stopped_all_the_same(
+    predict: Predict, library: dict[str, str], lines: str, fix: str
+) -> None:
+    code = f"{EVALUATOR}{lines}\ntrainer.train()"
+    found = predict(code, environment=library)
+    assert fix in found["error"]["message"], found
+    last = code.splitlines().index(lines.splitlines()[min(1, lines.count("\n"))])
+    assert found["error"]["place"] == f"train.py, line {last + 1}"
+
+
+def test_a_library_s_mistake_is_shown(predict: Predict, library: dict[str, str]) -> None:
+    found = predict(f"{EVALUATOR}Similarity()\ntrainer.train()", environment=library)
+    assert found["script_error"]["type"] == "TypeError"

@@ -22,6 +22,7 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_memkit.prediction.child.evaluations import Call, Evaluations, Metrics, without_values
 from hf_memkit.prediction.child.leaves_nothing import Ended, Nowhere, with_subclasses
+from hf_memkit.prediction.child.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.users_code import line_of
@@ -80,6 +81,7 @@ class AfterTrain:
         self._tracer, self._boundary, self._evaluations = tracer, boundary, evaluations
         self._stretches = Stretches(tracer)
         self.nowhere = nowhere
+        self.library: LibraryEvaluations | None = None
 
     def begin(self, trainer: Any) -> TrainOutput:
         """What `train()` gives. From here on the script is on its own."""
@@ -133,6 +135,8 @@ class AfterTrain:
             raise Ended("a second train() is not predicted")
 
         self._evaluations.answer = self._evaluated
+        if self.library is not None:
+            self.library.phase = functools.partial(self._stretches.of, "evaluate")
         _put({"train": again})
         # What they write and say is made up.
         _put(dict.fromkeys(("create_model_card", "log_metrics", "save_metrics", "save_state"), _nothing))

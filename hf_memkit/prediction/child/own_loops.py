@@ -64,10 +64,18 @@ class OwnLoops:
                     self.stop()
             backward(tensors, *args, **kwargs)
 
+        scaled = torch.amp.GradScaler.step
+
+        @functools.wraps(scaled)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._step(optimizer)  # which the scaler leaves out where it takes made-up gradients for infinite
+            return scaled(scaler, optimizer, *args, **kwargs)
+
         torch.autograd.backward = watched
+        torch.amp.GradScaler.step = step  # type: ignore[method-assign]
         register_optimizer_step_pre_hook(self._step)
 
-    def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _step(self, optimizer: Any, *_: Any) -> None:
         if self.stop is None:
             return
         self._steps += 1

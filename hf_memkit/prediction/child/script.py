@@ -49,6 +49,7 @@ from hf_memkit.prediction.child.libraries import (
     install_library_rules,
     shapes_from_values_are_unmodelled,
 )
+from hf_memkit.prediction.child.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.loaded_files import files_load_to_gpu
 from hf_memkit.prediction.child.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.plan_facts import note_parsers
@@ -96,6 +97,9 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     loops = OwnLoops(_own_loop)
     if boundary is not None:
         loops.install()
+        library = LibraryEvaluations(boundary, evaluations.notes, nowhere.redirect)
+        library.install()
+        after.library = library
     trained = _at_train(traced, after, evaluations, loops, tracer.host, out)
     if overrides.loss:
         chunk_losses()
@@ -214,6 +218,8 @@ def _at_train(
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
             evaluations.answer = loops.stop = None
+            if after.library is not None:
+                after.library.phase = None
             if host is not None:
                 host.training_begins()
             found = traced(self, original, evaluations)
