@@ -252,7 +252,8 @@ def _changes(prediction: Prediction, training: ScriptTraining, instead: NextSetu
     """What to change, and what the worst batch needs beside a usual one."""
     from hf_memkit.cli.predict_render import advice
 
-    change = [*of_batches(prediction, training.batches)]
+    change = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
+    change += of_batches(prediction, training.batches)
     change += _instead(prediction) or advice(prediction, instead, "script")
     if instead is not None:
         change.append(f"Its arguments: {instead.flags}")

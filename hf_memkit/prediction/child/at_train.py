@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
+from accelerate.utils import memory
 from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -248,11 +249,32 @@ def _about(trainer: Any) -> Found:
         "parameters": sum(map(_numbers, counted)),
         "trainable_parameters": sum(_numbers(each) for each in counted if each.requires_grad),
         "micro_batch_size": int(arguments.per_device_train_batch_size),
+        "batches_tried": _batches_tried(trainer),
         "accumulation": int(arguments.gradient_accumulation_steps),
         "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
         "plan": plan_facts(trainer),
         "notes": notes,
     }
+
+
+def _batches_tried(trainer: Any) -> list[int]:
+    """Those that `auto_find_batch_size` would try, one after the other, each after an out-of-memory error: accelerate
+    itself says which."""
+    if not trainer.args.auto_find_batch_size:
+        return []
+    found: list[int] = []
+
+    def attempt(batch_size: int) -> None:
+        found.append(batch_size)
+        raise RuntimeError("CUDA out of memory.")
+
+    clear, memory.clear_device_cache = memory.clear_device_cache, lambda **_: None  # it looks for garbage each time
+    try:
+        with contextlib.suppress(RuntimeError):
+            memory.find_executable_batch_size(attempt, starting_batch_size=trainer._train_batch_size)()
+    finally:
+        memory.clear_device_cache = clear
+    return found
 
 
 def _left_out(arguments: Any, model: Any) -> Iterator[str]:
