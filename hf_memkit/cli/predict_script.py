@@ -252,7 +252,8 @@ def _changes(prediction: Prediction, training: ScriptTraining, instead: NextSetu
     """What to change, and what the worst batch needs beside a usual one."""
     from hf_memkit.cli.predict_render import advice
 
-    change = [*of_batches(prediction, training.batches)]
+    change = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
+    change += of_batches(prediction, training.batches)
     change += _instead(prediction) or advice(prediction, instead, "script")
     if instead is not None:
         change.append(f"Its arguments: {instead.flags}")
@@ -275,8 +276,11 @@ def _instead(prediction: Prediction) -> list[str]:
         return []
     if prediction.peak_phase in ("merge", "after"):
         return ["The training itself needs less: move the code after train() to another script, or to the CPU."]
-    if prediction.peak_phase == "evaluate" and any(note.startswith("compute_metrics") for note in prediction.notes):
-        return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
+    kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
+    if prediction.peak_phase == "evaluate" and kept is not None:
+        less = "preprocess_logits_for_metrics" not in kept  # which the script may have
+        other = ", or keep less of the predictions: preprocess_logits_for_metrics" if less else ""
+        return [f"Set eval_accumulation_steps=1{other}."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
         return ["Give the RAM of the machine with the GPU, such as --ram 256GB.", loads]

@@ -25,6 +25,7 @@ from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
 from hf_memkit.prediction.allocator_settings import parse_settings
 from hf_memkit.prediction.environments import Environment, find_environment
+from hf_memkit.prediction.found_batch import first_that_fits
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.running_scripts import (
@@ -39,6 +40,7 @@ from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
+from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.units import format_gib
@@ -193,10 +195,26 @@ def predict_script_training(
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
     with own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
-        ran = ran_script(script, machine, environment, where, stdin, gpus=gpus, nodes=nodes)
-    return predicted_training(
-        ran, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other, ram_is_given=ram_is_given
-    )
+
+        def predicted(batch: int | None = None) -> tuple[Prediction, ScriptTraining]:
+            nonlocal tried
+            ran = ran_script(
+                script, machine, environment, where, stdin, gpus=gpus, nodes=nodes, overrides=_with_batch(batch)
+            )
+            tried = tried or ran.content["about"].get("batches_tried", [])
+            return predicted_training(
+                ran, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other,
+                ram_is_given=ram_is_given,
+            )  # fmt: skip
+
+        tried: list[int] = []
+        return first_that_fits(predicted(), tried, predicted)
+
+
+def _with_batch(batch: int | None) -> Overrides:
+    """A batch that `auto_find_batch_size` has come to; None: the script's own."""
+    own = {"per_device_train_batch_size": batch, "auto_find_batch_size": False} if batch is not None else {}
+    return Overrides(arguments=own)
 
 
 def predicted_training(

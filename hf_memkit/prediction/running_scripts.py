@@ -25,6 +25,7 @@ from hf_memkit.hardware import Machine
 from hf_memkit.prediction.environments import Environment
 from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
+from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
 __all__ = [
@@ -135,14 +136,17 @@ def ran_script(
     *,
     gpus: int,
     nodes: int,
+    overrides: Overrides | None = None,
 ) -> RanScript:
-    """
+    """`overrides`: settings that replace the script's own.
+
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
     request = script_request(script, machine, environment, gpus=gpus, nodes=nodes)
     device, notes = device_of(worker, script)
-    content, why = asked(worker, replace(request, device=device, stdin=stdin))
+    instead = overrides.to_json() or None if overrides is not None else None
+    content, why = asked(worker, replace(request, device=device, stdin=stdin, overrides=instead))
     return RanScript(checked(script, content, why), device, notes)
 
 

@@ -216,6 +216,47 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     assert "the first of 2 ranks" in out and ", 2 times" in out
 
 
+FINDS = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+rows = [{"input_ids": torch.zeros(64, dtype=torch.long), "labels": torch.zeros(64, dtype=torch.long)}] * 400
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=20_000, n_positions=64))
+batch, finds, evaluates = int(sys.argv[1]), sys.argv[2] == "finds", int(sys.argv[3])
+print("a run of the script", file=open("runs", "a"))
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=batch, auto_find_batch_size=finds, max_steps=2, report_to="none",
+    save_strategy="no", per_device_eval_batch_size=evaluates or 1, eval_strategy="steps" if evaluates else "no")
+Trainer(model, arguments, train_dataset=rows, eval_dataset=rows).train()
+"""
+
+
+@pytest.mark.longer
+def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_path: Path) -> None:
+    """Would notice: a verdict on a batch with which nobody trains; a run of the script for each batch."""
+    options = ("--gpu-memory", "2GB", "--json", "--no-search")
+
+    def predicted(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code, out, said, _ = run(FINDS, *arguments, options=options)
+        assert out, said
+        return code, json.loads(out)
+
+    code, found = predicted("200", "finds", "0")
+    batch, tried = found["request"]["batch_size"], [200]
+    assert len((tmp_path / "runs").read_text().splitlines()) <= 6
+    while tried[-1] > 1:
+        tried.append(int(tried[-1] * 0.9))  # accelerate 1.15: utils/memory.py
+    assert code == 0 and batch in tried[1:], batch
+    assert any("200" in note and str(batch) in note for note in found["notes"] if "auto_find_batch_size" in note)
+    assert predicted(str(batch), "", "0")[0] == 0
+    assert predicted(str(tried[tried.index(batch) - 1]), "", "0")[0] == 1
+    fits = predicted("4", "finds", "0")
+    assert fits[0] == 0 and not any("auto_find" in note for note in fits[1]["notes"])
+    code, found = predicted("4", "finds", "200")  # an evaluation: Trainer tries nothing
+    assert code == 1 and found["peak_phase"] == "evaluate" and found["request"]["batch_size"] == 4
+
+
 def test_nothing_is_looked_for_where_that_is_not_wanted(run: Run) -> None:
     """Would notice: `memkit run --predict`, which asks so, that waits for a search before it trains."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"

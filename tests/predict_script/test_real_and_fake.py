@@ -357,3 +357,73 @@ Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(64, 64)}] * 16).train(
 """
     dropped, kept = (Trace.from_json(predict(code, each)["trace"]).peaks_by_phase() for each in ("some", "all"))
     assert dropped == kept
+
+
+OWN_LOOP = """
+import sys
+import torch
+from accelerate import Accelerator
+from transformers import GPT2Config, GPT2LMHeadModel
+
+accelerator = Accelerator(mixed_precision="fp16" if "scaled" in sys.argv else "no", gradient_accumulation_steps=4)
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16)).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+if "accelerate" in sys.argv or "scaled" in sys.argv:
+    model, optimizer = accelerator.prepare(model, optimizer)
+ids = torch.ones(2, 8, dtype=torch.long).to("cuda")
+for step in range(10_000):
+    try:
+        with accelerator.accumulate(model):
+            loss = model(input_ids=ids, labels=ids).loss
+            if "accelerate" in sys.argv or "scaled" in sys.argv:
+                accelerator.backward(loss)
+            elif "by hand" in sys.argv:
+                torch.autograd.backward([loss])
+                for each in model.parameters():
+                    each.data -= 1e-3 * each.grad
+                continue
+            else:
+                loss.backward()
+            if "reads" in sys.argv:
+                print(loss.item())
+            if "ends" in sys.argv:
+                break
+            optimizer.step()
+            optimizer.zero_grad()
+    except RuntimeError:
+        continue
+    if step > 9:
+        open("too late", "w").close()
+"""
+
+
+@pytest.mark.parametrize("way", ["plain", "accelerate", "scaled", "by hand", "reads", "ends"])
+def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path: Path, way: str) -> None:
+    """Would notice: a training of a day on tensors that hold nothing; advice to remove a line of it."""
+    found = predict(OWN_LOOP, way)
+    assert found["error"]["type"] == "OwnLoop" and not (tmp_path / "too late").exists()
+    assert "backward(" in OWN_LOOP.splitlines()[int(found["error"]["place"].split("line ")[1]) - 1]
+
+
+def test_gradients_above_train_are_no_training_loop(predict: Predict) -> None:
+    """As LoRA-GA and the like begin with; and a part of the script's own that is fitted with real numbers."""
+    before = """
+import torch
+from torch import nn
+from torch.nn import functional
+ids = torch.ones(2, 8, dtype=torch.long)
+for _ in range(8):
+    model(input_ids=ids, labels=ids).loss.backward()
+model.zero_grad()
+probe = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(probe.parameters(), 0.1)
+for _ in range(20):
+    loss = functional.mse_loss(probe(torch.ones(2, 4)), torch.ones(2, 1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert loss.item() < 0.1
+"""
+    at = TRAINING.index("arguments = ") if "arguments = " in TRAINING else TRAINING.index("Trainer(model")
+    found = predict(DATA + TRAINING[:at] + before + TRAINING[at:], "rows.json")
+    assert "trace" in found, found

@@ -14,13 +14,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn
 
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
+from hf_memkit.prediction.child.evaluations import Call, Evaluations, Metrics, without_values
 from hf_memkit.prediction.child.leaves_nothing import Ended, Nowhere, with_subclasses
+from hf_memkit.prediction.child.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.users_code import line_of
@@ -32,8 +34,6 @@ _LIMIT_S: Final = 60
 """For what stands below `train()`."""
 
 _NAN: Final = float("nan")
-
-Evaluates = Callable[..., None]
 
 
 class Stretches:
@@ -67,8 +67,7 @@ class AfterTrain:
     Args:
         tracer: goes on recording.
         boundary: what is real and what is fake; None: all is real, and what is written is written.
-        evaluates: makes an evaluation of a Trainer, with a data set of its own or None, within the context that is
-            given.
+        evaluations: of the script.
         nowhere: where what is written comes to lie; nothing does without a boundary.
     """
 
@@ -76,12 +75,13 @@ class AfterTrain:
         self,
         tracer: StorageTracer,
         boundary: RealAndFake | None,
-        evaluates: Evaluates,
+        evaluations: Evaluations,
         nowhere: Nowhere,
     ) -> None:
-        self._tracer, self._boundary, self._evaluates = tracer, boundary, evaluates
+        self._tracer, self._boundary, self._evaluations = tracer, boundary, evaluations
         self._stretches = Stretches(tracer)
         self.nowhere = nowhere
+        self.library: LibraryEvaluations | None = None
 
     def begin(self, trainer: Any) -> TrainOutput:
         """What `train()` gives. From here on the script is on its own."""
@@ -93,7 +93,11 @@ class AfterTrain:
             _limited()
         steps = trainer.args.max_steps if trainer.args.max_steps > 0 else trainer.state.global_step
         names = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss")
-        return TrainOutput(steps, _NAN, _Metrics(dict.fromkeys((*names, "epoch"), _NAN)))
+        return TrainOutput(steps, _NAN, Metrics(dict.fromkeys((*names, "epoch"), _NAN)))
+
+    def own_loop(self) -> NoReturn:
+        """Where the script trains by itself."""
+        raise Ended("a training loop of the script is not predicted")
 
     def end(self, error: BaseException | None) -> Iterator[str]:
         """Notes on what was left out."""
@@ -127,39 +131,13 @@ class AfterTrain:
         return self._tracer if self._boundary is None else self._boundary.all_fake()
 
     def _name_phases(self) -> None:
-        own = {"evaluate": Trainer.evaluate, "predict": Trainer.predict}
-
-        def traced(trainer: Any, dataset: Any, name: str) -> None:
-            now = {name: getattr(Trainer, name) for name in own}
-            with self._stretches.of("evaluate"):
-                _put(own)
-                self._leave()
-                try:
-                    self._evaluates(trainer, dataset, self._traced, predicts=name == "predict")
-                finally:
-                    self._enter()
-                    _put(now)
-
-        @functools.wraps(Trainer.evaluate)
-        def evaluate(trainer: Any, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-            traced(trainer, eval_dataset, "evaluate")
-            return _Metrics({f"{kwargs.get('metric_key_prefix', 'eval')}_loss": _NAN, "epoch": _NAN})
-
-        @functools.wraps(Trainer.predict)
-        def predict(trainer: Any, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            traced(trainer, test_dataset, "predict")
-            if self._boundary is None:
-                self._leave()  # all batches, where the worst have been traced
-                try:
-                    return own["predict"](trainer, test_dataset, *args, **kwargs)
-                finally:
-                    self._enter()
-            raise Ended("predict() returns values, and a trace has none")
-
         def again(*_: Any, **__: Any) -> None:
             raise Ended("a second train() is not predicted")
 
-        _put({"evaluate": evaluate, "predict": predict, "train": again})
+        self._evaluations.answer = self._evaluated
+        if self.library is not None:
+            self.library.phase = functools.partial(self._stretches.of, "evaluate")
+        _put({"train": again})
         # What they write and say is made up.
         _put(dict.fromkeys(("create_model_card", "log_metrics", "save_metrics", "save_state"), _nothing))
         self._within(Trainer, "save_model", "save")
@@ -169,6 +147,24 @@ class AfterTrain:
         for kind in with_subclasses(*([tuners.BaseTuner] if tuners is not None else [])):
             for name in ("merge_and_unload", "merge_adapter"):
                 self._within(kind, name, "merge")
+
+    def _evaluated(self, call: Call) -> Any:
+        with self._stretches.of("evaluate"):
+            self._leave()
+            try:
+                with self._traced():
+                    found = self._evaluations.trace(call)
+            finally:
+                self._enter()
+        if call.name == "evaluate":
+            return without_values(found)
+        if self._boundary is None:
+            self._leave()  # all batches, where the worst have been traced
+            try:
+                return call.run()
+            finally:
+                self._enter()
+        raise Ended("predict() returns values, and a trace has none")
 
     def _within(self, kind: type, name: str, phase: Phase) -> None:
         method = vars(kind).get(name)
@@ -190,13 +186,6 @@ def _put(methods: Mapping[str, Any]) -> None:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
-
-
-class _Metrics(dict[str, float]):
-    """Whatever is asked for is not known."""
-
-    def __missing__(self, name: str) -> float:
-        return _NAN
 
 
 def _module(name: str) -> Any:

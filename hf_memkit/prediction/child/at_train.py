@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from accelerate.utils import memory
 from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -35,13 +36,7 @@ from hf_memkit.prediction.child.batches import (
     without_padding,
 )
 from hf_memkit.prediction.child.cuda_questions import memory_fraction
-from hf_memkit.prediction.child.evaluations import (
-    evaluate,
-    evaluation_of,
-    is_asked_for,
-    keep_evaluation,
-    largest_batch,
-)
+from hf_memkit.prediction.child.evaluations import Evaluations, is_asked_for, largest_batch
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
@@ -76,6 +71,7 @@ def traced_training(
     train: Callable[[Any], Any],
     tracer: StorageTracer,
     fake: Callable[[], contextlib.AbstractContextManager[Any]],
+    evaluations: Evaluations,
     *,
     worst: bool = True,
 ) -> Found:
@@ -86,6 +82,7 @@ def traced_training(
         train: `Trainer.train` itself.
         tracer: records what is made; active within `fake`.
         fake: the context in which tensors are fake (or, to compare with, real).
+        evaluations: of the script.
         worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
 
     Returns:
@@ -110,8 +107,7 @@ def traced_training(
     about |= _sizes(worst_batches)
     about["tokens"] = {step.kind: _tokens(step.batches) for step in steps}
     notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
-    put_back = keep_evaluation(trainer)
-    evaluated, left_out = evaluation_of(trainer, notes, worst=worst)
+    evaluated = evaluations.asked(trainer)
     reference = [largest_batch(loader, worst=worst) for loader in reference_loaders(trainer)]
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
@@ -154,12 +150,12 @@ def traced_training(
             if steps[-1].flash:
                 _base(trainer.model).set_attn_implementation(attention)
             about["steps_end"] = len(events)
-            if evaluated:
-                evaluate(trainer, evaluated, dtype, left_out)
+            trainer.is_in_train = True  # then *_full_eval casts nothing
+            for call in evaluated:
+                evaluations.trace(call, dtype)
             tracer.ended(watch.phase)
             watch.end()
             del trainer.get_train_dataloader
-            put_back()
             if about["deepspeed"] is None:
                 _read_back(trainer, as_it_was, Stretches(tracer))
             trace = tracer.finish(tracer.trace.marks[-1][1])
@@ -170,7 +166,7 @@ def traced_training(
         f"{place} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
         for place in asked
     ]
-    notes += notes_on_8_bits(trainer.model)
+    notes += [*notes_on_8_bits(trainer.model), *evaluations.take_notes()]
     if watch.optimizer_steps < needed:
         raise Unmodelled(
             f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}: a method that overrides "
@@ -261,11 +257,32 @@ def _about(trainer: Any) -> Found:
         "parameters": sum(map(_numbers, counted)),
         "trainable_parameters": sum(_numbers(each) for each in counted if each.requires_grad),
         "micro_batch_size": int(arguments.per_device_train_batch_size),
+        "batches_tried": _batches_tried(trainer),
         "accumulation": int(arguments.gradient_accumulation_steps),
         "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
         "plan": plan_facts(trainer),
         "notes": notes,
     }
+
+
+def _batches_tried(trainer: Any) -> list[int]:
+    """Those that `auto_find_batch_size` would try, one after the other, each after an out-of-memory error: accelerate
+    itself says which."""
+    if not trainer.args.auto_find_batch_size:
+        return []
+    found: list[int] = []
+
+    def attempt(batch_size: int) -> None:
+        found.append(batch_size)
+        raise RuntimeError("CUDA out of memory.")
+
+    clear, memory.clear_device_cache = memory.clear_device_cache, lambda **_: None  # it looks for garbage each time
+    try:
+        with contextlib.suppress(RuntimeError):
+            memory.find_executable_batch_size(attempt, starting_batch_size=trainer._train_batch_size)()
+    finally:
+        memory.clear_device_cache = clear
+    return found
 
 
 def _left_out(arguments: Any, model: Any) -> Iterator[str]:

@@ -1,70 +1,48 @@
-"""Evaluations of a traced training: the largest batches, and what the predictions of all others keep."""
+"""Evaluations of a script: the largest batches are traced, beside the predictions that Trainer keeps of all others.
+
+| the script calls `evaluate()` or `predict()` | what happens |
+|---|---|
+| above `train()` | it is made after the steps, with the optimizer's states, and gives NaN |
+| within it, because its arguments ask for it | it is made after the steps |
+| below it | it is made there (`after_train.py`) |
+
+Each is the script's own method, if it has one. Trainer's own loop runs: it moves, joins and drops what it does in a
+run, because the predictions of the batches that are left out are put into its own containers (`kept_predictions.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, has_length
 
+from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches
+from hf_memkit.prediction.child.kept_predictions import Kept, as_of_more_batches
+from hf_memkit.prediction.child.leaves_nothing import with_subclasses
 from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, on_host
+from hf_memkit.prediction.child.users_code import line_of
+from hf_memkit.units import format_size
 
 __all__ = [
-    "evaluate", "evaluated_again", "evaluation_of", "is_asked_for", "keep_evaluation", "largest_batch",
+    "Call", "Evaluations", "Metrics", "is_asked_for", "largest_batch", "without_values",
 ]  # fmt: skip
 
 _EVALUATED: Final = 2
+_NAN: Final = float("nan")
 
 
 def is_asked_for(strategy: Any) -> bool:
     """Of `eval_strategy` or `save_strategy`: whether there is one."""
     return str(getattr(strategy, "value", strategy)) != "no"
-
-
-def _keeps_predictions(trainer: Any) -> bool:
-    """Whether an evaluation keeps what the model gives on the GPU, until its last batch."""
-    arguments = trainer.args
-    if trainer.compute_metrics is None or arguments.prediction_loss_only or arguments.batch_eval_metrics:
-        return False
-    return arguments.eval_accumulation_steps is None
-
-
-def evaluation_of(trainer: Any, notes: list[str], *, worst: bool) -> tuple[Batches, int]:
-    """Batches to evaluate with, none if no evaluation is asked for; and of how many more the predictions are kept."""
-    before = getattr(trainer, "memkit_evaluates", False)
-    if before:
-        notes.append("evaluate() before train(): predicted after the steps, with the optimizer's states")
-    if not before and not is_asked_for(trainer.args.eval_strategy):
-        return (), 0
-    batches, more = _evaluation_batches(trainer, worst=worst)
-    if not _keeps_predictions(trainer):
-        return batches, 0
-    notes.append(
-        f"compute_metrics is not called; for it the GPU keeps the predictions of {more + len(batches)} evaluation "
-        "batches; eval_accumulation_steps=1 moves them to RAM"
-    )
-    return batches, more
-
-
-def _evaluation_batches(trainer: Any, *, worst: bool) -> tuple[Batches, int]:
-    """Batches to evaluate with, and how many more there are; of several data sets those of the one that needs most."""
-    several = isinstance(trainer.eval_dataset, Mapping)
-    found = []
-    for name in trainer.eval_dataset if several else (None,):
-        loader = trainer.get_eval_dataloader(name) if several else trainer.get_eval_dataloader()
-        count = len(loader) if hasattr(loader, "__len__") else _EVALUATED
-        loader = on_host(loader)
-        chosen = chosen_batches(loader) if worst else None
-        batches = [chosen.worst, *chosen.others, chosen.worst] if chosen else first_batches(loader, _EVALUATED)
-        found.append((batches, max(0, count - len(batches))))
-    if several:
-        trainer.eval_dataset = range(_EVALUATED)
-    return max(found, key=lambda pair: (pair[1] + len(pair[0])) * elements(pair[0][0]))
 
 
 def largest_batch(loader: Any, *, worst: bool) -> Any:
@@ -73,70 +51,219 @@ def largest_batch(loader: Any, *, worst: bool) -> Any:
     return chosen_batches(loader).worst if worst else first_batches(loader, 1)[0]
 
 
-def evaluate(
-    trainer: Any, batches: Batches, dtype: torch.dtype | None, left_out: int, *, predicts: bool = False
-) -> None:
-    """An evaluation of `batches`, while the predictions of `left_out` more are there; then they are joined, which
-    makes them once more (transformers 5.23.0: trainer_pt_utils.py, `nested_concat`)."""
-    arguments = trainer.args
-    if trainer.compute_metrics is not None:
-        trainer.compute_metrics = lambda prediction, compute_result=True: {}
-    trainer.get_eval_dataloader = lambda *args, **kwargs: Loader(batches, arguments, dtype)
-    trainer.get_test_dataloader = trainer.get_eval_dataloader
-    kept: list[torch.Tensor] = []
-    step, seen = trainer.prediction_step, itertools.count(1)
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An `evaluate()` or `predict()`.
 
-    def prediction_step(*args: Any, **kwargs: Any) -> Any:
-        found = step(*args, **kwargs)
-        if left_out and not kept:
-            kept.extend(_times(each, left_out) for each in tree_leaves(found[1:]) if isinstance(each, torch.Tensor))
-        if next(seen) == len(batches) and arguments.eval_do_concat_batches:
-            joined = [torch.empty_like(each) for each in kept]
-            del joined
+    Attributes:
+        name: `"evaluate"` or `"predict"`.
+        method: the function itself, of the Trainer's own class.
+        trainer, args, kwargs: what it is called with.
+    """
+
+    name: str
+    method: Callable[..., Any]
+    trainer: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    def run(self) -> Any:
+        return self.method(self.trainer, *self.args, **(self.kwargs or {}))
+
+    def unknown(self) -> Any:
+        """What it gives, as long as nobody looks."""
+        prefix = (self.kwargs or {}).get("metric_key_prefix", "eval" if self.name == "evaluate" else "test")
+        metrics = Metrics({f"{prefix}_loss": _NAN})
+        return metrics if self.name == "evaluate" else PredictionOutput(_Unread(), _Unread(), metrics)
+
+
+class Metrics(dict[str, float]):
+    """Whatever is asked for is not known."""
+
+    def __missing__(self, name: str) -> float:
+        return _NAN
+
+
+class _Unread:
+    """Predictions that nobody has made."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__array__", "__array_interface__", "__array_struct__"):
+            raise AttributeError(name)
+        raise Unmodelled(
+            "the script reads the predictions of an evaluation above train(), and a trace has no values; "
+            "leave that evaluation out (--do_predict False, or an `if`), or measure with memkit run"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__array__[key]
+
+    def __len__(self) -> int:
+        return int(self.__array__)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__array__)
+
+
+def without_values(found: Any) -> Any:
+    """What an evaluation gave, with NaN for each number of it."""
+    if isinstance(found, Mapping):
+        return Metrics({name: without_values(each) for name, each in found.items()})
+    if type(found) in (list, tuple):
+        return type(found)(map(without_values, found))
+    return found if isinstance(found, bool | str) or not hasattr(found, "__float__") else _NAN
+
+
+class Evaluations:
+    """All evaluations of a script's Trainers.
+
+    Args:
+        worst: whether the worst batches are traced; False: the first that the script's own loader gives.
+
+    Attributes:
+        answer: what happens when the script calls one; None: it runs as it is.
+        notes: what a reader has to know of them, once each.
+    """
+
+    def __init__(self, *, worst: bool) -> None:
+        self.answer: Callable[[Call], Any] | None = None
+        self.notes: dict[str, None] = {}
+        self._worst = worst
+        self._before: list[Call] = []
+        self._loops = 0  # over batches, that have come to the last
+        self._in_loop = False
+        self._dtype: torch.dtype | None = None
+
+    def install(self) -> None:
+        """From here on every Trainer's `evaluate` and `predict` come here first, until `answer` is None."""
+        for kind in with_subclasses(Trainer):
+            self._watch(kind)
+        Trainer.__init_subclass__ = classmethod(lambda kind, **_: self._watch(kind))
+
+    def _watch(self, kind: Any) -> None:
+        for name in ("evaluate", "predict"):
+            method = vars(kind).get(name)
+            if callable(method):
+                setattr(kind, name, self._called(name, method))
+
+    def _called(self, name: str, method: Any) -> Any:
+        @functools.wraps(method)
+        def called(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.answer is None:
+                return method(trainer, *args, **kwargs)
+            return self.answer(Call(name, method, trainer, args, kwargs))
+
+        return called
+
+    def take_notes(self) -> list[str]:
+        """Those since the last time."""
+        found = list(self.notes)
+        self.notes.clear()
         return found
 
-    trainer.prediction_step = prediction_step
-    trainer.predict(range(len(batches))) if predicts else trainer.evaluate()
+    # ---- when ----
+
+    def remember(self, call: Call) -> Any:
+        """An evaluation above `train()`: it is made after the steps."""
+        self._before.append(call)
+        return call.unknown()
+
+    def asked(self, trainer: Any) -> list[Call]:
+        """Those that belong to the training, or stood above it."""
+        found = []
+        if is_asked_for(trainer.args.eval_strategy):
+            found.append(Call("evaluate", type(trainer).evaluate, trainer))
+        for call in self._before:
+            again = any((each.args, each.kwargs or {}) == (call.args, call.kwargs or {}) for each in found)
+            if call.trainer is trainer and not again:
+                found.append(call)
+            self.notes[f"{call.name}() before train(): predicted after the steps, with the optimizer's states"] = None
+        self._before.clear()
+        return found
+
+    # ---- one of them ----
+
+    def trace(self, call: Call, dtype: torch.dtype | None = None) -> Any:
+        """What the call gives: with Trainer's own loop over the largest batches, and no metrics. What the script's
+        method does when that loop is over may fail: a note names the line. `dtype`: of the batches, if an engine
+        casts them."""
+        loops, answer, self.answer = self._loops, self.answer, None
+        outer, self._dtype = self._dtype, dtype
+        try:
+            with self._shortened(call.trainer):
+                return call.run()
+        except Exception as error:
+            if self._in_loop or self._loops == loops:
+                raise
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self.notes[f"{call.name}() is predicted up to {line_of(error.__traceback__)}: {said}"] = None
+            return call.unknown()
+        finally:
+            self.answer, self._dtype, self._in_loop = answer, outer, False
+
+    @contextlib.contextmanager
+    def _shortened(self, trainer: Any) -> Iterator[None]:
+        loop, seen = Trainer.evaluation_loop, []
+
+        def short_loop(trainer: Any, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+            loader = dataloader if isinstance(dataloader, Loader) else self._short(trainer, dataloader)
+            size = (elements(loader.batches[0]), len(loader) + loader.left_out)
+            if any(size[0] <= each[0] and size[1] <= each[1] for each in seen):  # one of several data sets
+                return EvalLoopOutput(_Unread(), _Unread(), {}, 0)
+            seen.append(size)
+            kept = Kept(loader.left_out, len(loader), trainer.args.eval_accumulation_steps)
+            self._in_loop = True
+            with as_of_more_batches(kept):
+                found = loop(trainer, loader, *args, **kwargs)
+            self._in_loop = False
+            self._say(kept, trainer)
+            return found
+
+        def short(make: Any) -> Any:
+            return lambda *args, **kwargs: self._short(trainer, make(*args, **kwargs))
+
+        own = {name: each for name, each in vars(trainer).items() if name in _OF_EVALUATIONS}
+        for name in ("get_eval_dataloader", "get_test_dataloader"):
+            setattr(trainer, name, short(getattr(trainer, name)))
+        if trainer.compute_metrics is not None:
+            trainer.compute_metrics = lambda prediction, compute_result=True: {}
+        Trainer.evaluation_loop = short_loop
+        try:
+            yield
+        finally:
+            Trainer.evaluation_loop = loop
+            for name in _OF_EVALUATIONS:
+                vars(trainer).pop(name, None)
+            vars(trainer).update(own)
+
+    def _short(self, trainer: Any, loader: Any) -> Loader:
+        """The largest batches of a loader: tensors of the script, not of the trace."""
+        with _disable_current_modes():
+            count = len(loader) if has_length(loader) else None
+            loader = on_host(loader)
+            chosen = chosen_batches(loader) if self._worst else None
+            batches: Batches = (
+                [chosen.worst, *chosen.others, chosen.worst] if chosen else first_batches(loader, _EVALUATED)
+            )
+        if count is None:
+            said = f"their data has no length: the predictions of {len(batches)} batches are counted"
+            self.notes[f"evaluations: {said}"] = None
+        batches = batches[:count]
+
+        def before(number: int) -> None:
+            self._loops += number == len(batches) - 1
+
+        left_out = max(0, (count or 0) - len(batches))
+        return Loader(batches, trainer.args, self._dtype, before, left_out=left_out)
+
+    def _say(self, kept: Kept, trainer: Any) -> None:
+        if kept.containers < 2:  # losses alone are nothing
+            return
+        after = " after preprocess_logits_for_metrics" if trainer.preprocess_logits_for_metrics is not None else ""
+        self.notes[
+            f"for compute_metrics, which is not called, the GPU keeps the predictions of {kept.on_gpu:,} evaluation "
+            f"batches{after}: {format_size(kept.gpu_bytes)}; eval_accumulation_steps=1 moves them to RAM"
+        ] = None
 
 
-def evaluated_again(
-    trainer: Any,
-    dataset: Any,
-    traced: Callable[[], contextlib.AbstractContextManager[Any]],
-    *,
-    predicts: bool,
-    worst: bool,
-) -> None:
-    """An evaluation after the training, of the Trainer's own data set or another; of it alone, not of the batches, are
-    tensors made within `traced`. `predicts`: it is `predict()`, which keeps predictions in any case."""
-    as_it_was = keep_evaluation(trainer)
-    if dataset is not None:
-        trainer.eval_dataset = dataset
-    try:
-        batches, left_out = _evaluation_batches(trainer, worst=worst)
-        keeps = trainer.args.eval_accumulation_steps is None if predicts else _keeps_predictions(trainer)
-        with traced():
-            evaluate(trainer, batches, None, left_out if keeps else 0, predicts=predicts)
-    finally:
-        as_it_was()
-
-
-_OF_EVALUATIONS: Final = (
-    "get_eval_dataloader", "get_test_dataloader", "prediction_step", "compute_metrics", "eval_dataset",
-)  # fmt: skip
-
-
-def keep_evaluation(trainer: Any) -> Callable[[], None]:
-    """Returns what puts back what an evaluation has replaced in the Trainer since."""
-    own = {name: each for name, each in vars(trainer).items() if name in _OF_EVALUATIONS}
-
-    def put_back() -> None:
-        for name in _OF_EVALUATIONS:
-            vars(trainer).pop(name, None)
-        vars(trainer).update(own)
-
-    return put_back
-
-
-def _times(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    return tensor.new_empty((count, *tensor.shape))
+_OF_EVALUATIONS: Final = ("get_eval_dataloader", "get_test_dataloader", "compute_metrics")

@@ -16,11 +16,14 @@ get an answer where they only look (`bool`, `.item()`), as in the traced steps.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -37,7 +40,7 @@ from hf_memkit.prediction.child.constant_propagation import known_values
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.saves import save_no_made_up_values
 from hf_memkit.prediction.child.tracer import StorageTracer
-from hf_memkit.prediction.child.users_code import MEMKIT, line_that_asks
+from hf_memkit.prediction.child.users_code import MEMKIT, evaluation_that_runs, line_that_asks
 
 __all__ = ["RealAndFake"]
 
@@ -55,6 +58,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tracer: as it was given.
         fake_mode: the mode that all fake tensors belong to.
         trained: whether the training is over: every parameter that is made since is fake.
+        read: how values of fake tensors were asked for, where they are made up; None: whoever asks is stopped.
     """
 
     def __init__(self, tracer: StorageTracer) -> None:
@@ -65,12 +69,14 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self.tracer = tracer
         self.trained = False
+        self.read: list[str] | None = None
+        self._until = math.inf
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self)
         _nothing_is_drawn_again()
         self.tracer.known.of_data = True
-        self._refused = _values_are_refused()
+        self._refused = _values_are_refused(self)
         save_no_made_up_values()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -87,7 +93,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter_again(self) -> None:
         """Once more, after `leave`: what was replaced for good still is."""
         self.trained = self.tracer.known.of_data = True
-        self._refused = _values_are_refused()
+        self._refused = _values_are_refused(self)
         torch._C._set_only_lift_cpu_tensors(True)
         super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -96,6 +102,18 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Within it every tensor that is made is fake."""
         with self.fake_mode, self.tracer:
             yield
+
+    @contextlib.contextmanager
+    def values_are_made_up(self, limit_s: float | None = None) -> Iterator[list[str]]:
+        """Within it whoever asks for values gets some, and it comes into the list that is given. After `limit_s`
+        seconds the next operation is refused."""
+        outer = self.read, self._until
+        if self.read is None:
+            self.read, self._until = [], time.monotonic() + (limit_s or math.inf)
+        try:
+            yield self.read
+        finally:
+            self.read, self._until = outer
 
     def empty_like(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """A fake tensor of the same shape, strides and dtype."""
@@ -113,14 +131,19 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.read is not None and time.monotonic() > self._until:
+            raise Unmodelled("it takes too long for a prediction")
         if kwargs.get("pin_memory"):  # a build without CUDA ends the process; it is the host's memory either way
             kwargs = {**kwargs, "pin_memory": False}
         if not any(issubclass(each, FakeTensor) for each in types):
             device = kwargs.get("device")
             if device is None or torch.device(device).type != "cuda":
                 return func(*args, **kwargs)
-        if func is _ITEM and self.tracer.known.of(args[0]) is None and not _asked_by_torch() and line_that_asks():
-            _refuse("value", "item")
+        if func is _ITEM and self.tracer.known.of(args[0]) is None:
+            if self.read is not None:
+                self.read.append("item")
+            elif not _asked_by_torch() and line_that_asks() is not None:
+                _refuse("value", "item")
         try:
             with self.all_fake():
                 return func(*args, **kwargs)
@@ -143,9 +166,11 @@ def _refuse(what: str, asked: str) -> NoReturn:
                 f"{type(frame.f_locals['self']).__name__}.train() reads the {what} of a tensor on the GPU ({asked}) "
                 "before it trains, and a trace has no values; measure with memkit run"
             )
+    evaluation = evaluation_that_runs()
+    fix = f"leave out {evaluation}, an evaluation before the training" if evaluation else "remove that line"
     raise Unmodelled(
         f"the script reads the {what} of a tensor of the model or on the GPU ({asked}), and a trace has no values; "
-        "remove that line, or measure with memkit run"
+        f"{fix}, or measure with memkit run"
     )
 
 
@@ -189,21 +214,26 @@ def _nothing_is_drawn_again() -> None:
     nn.init._no_grad_trunc_normal_ = drawn
 
 
-def _values_are_refused() -> dict[str, Any]:
+def _values_are_refused(boundary: RealAndFake) -> dict[str, Any]:
     """`numpy` and `tolist` give what is known, and would give what is made up to whoever writes it down; returns what
     stood there."""
 
     def only_known(name: str) -> Any:
         def only(self: FakeTensor, *args: Any, **kwargs: Any) -> Any:
             value = known_values(self)
-            if value is None:
+            if value is not None:
+                if self.is_cuda and name != "tolist":  # as torch says it
+                    raise TypeError(
+                        f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                        "tensor to host memory first."
+                    )
+                return getattr(value, name)(*args, **kwargs)
+            if boundary.read is None:
                 _refuse("values", name)
-            if self.is_cuda and name != "tolist":  # as torch says it
-                raise TypeError(
-                    f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
-                    "host memory first."
-                )
-            return getattr(value, name)(*args, **kwargs)
+            boundary.read.append(name)
+            made = np.ones((), np.float32) if self.dtype.is_floating_point else np.zeros((), np.int64)
+            array = np.broadcast_to(made, tuple(self.shape))
+            return array.tolist() if name == "tolist" else array
 
         return only
 

@@ -17,13 +17,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
 from transformers import Trainer
 
-from hf_memkit.errors import MemkitError
+from hf_memkit.errors import MemkitError, Unmodelled
 from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.after_train import AfterTrain
@@ -31,7 +31,7 @@ from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
-from hf_memkit.prediction.child.evaluations import evaluated_again
+from hf_memkit.prediction.child.evaluations import Call, Evaluations
 from hf_memkit.prediction.child.fake_gpu import (
     inference_is_no_grad,
     made_up_values,
@@ -50,7 +50,9 @@ from hf_memkit.prediction.child.libraries import (
     install_library_rules,
     shapes_from_values_are_unmodelled,
 )
+from hf_memkit.prediction.child.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.loaded_files import files_load_to_gpu
+from hf_memkit.prediction.child.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
@@ -91,10 +93,16 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         _pretend(request, boundary)
     folder_begins = folder_goes_away(result.with_name(MADE))
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
-    evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
+    evaluations = Evaluations(worst=request.worst_batch)
     nowhere = Nowhere(out.path.with_name("written"))
-    after = AfterTrain(tracer, boundary, evaluates, nowhere)
-    trained = _at_train(traced, after, tracer.host, out)
+    after = AfterTrain(tracer, boundary, evaluations, nowhere)
+    loops = OwnLoops(_own_loop)
+    if boundary is not None:
+        loops.install()
+        library = LibraryEvaluations(boundary, evaluations.notes, nowhere.redirect)
+        library.install()
+        after.library = library
+    trained = _at_train(traced, after, evaluations, loops, tracer.host, out)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
@@ -111,12 +119,14 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     except BaseException as error:
         raised = error
     if trained:
-        notes = list(after.end(raised))
+        notes = [*after.end(raised), *evaluations.take_notes()]
         found = trained.pop()
         found["about"]["notes"] += [*notes, *differs]
         if tracer.host is not None:
             found["about"]["host"] = tracer.host.to_json()
         found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
+    elif isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
+        found = {"error": {"type": OwnLoop.__name__, "message": str(OwnLoop()), "place": loops.place, "traceback": ""}}
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
         found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
@@ -125,6 +135,10 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     else:
         raise raised
     out.write(found)
+
+
+def _own_loop() -> NoReturn:
+    raise OwnLoop
 
 
 class _Result:
@@ -188,11 +202,16 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
 
 
 def _at_train(
-    traced: Callable[[Any, Any], Found], after: AfterTrain, host: HostMemory | None, out: _Result
+    traced: Callable[[Any, Any, Evaluations], Found],
+    after: AfterTrain,
+    evaluations: Evaluations,
+    loops: OwnLoops,
+    host: HostMemory | None,
+    out: _Result,
 ) -> list[Found]:
-    """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and `evaluate`, until
-    then: its loss would be made up. It is predicted after the two steps. What was found comes into the list."""
-    original, evaluation = Trainer.train, Trainer.evaluate
+    """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and evaluations, until
+    then: their values would be made up. What was found comes into the list."""
+    original = Trainer.train
     trained: list[Found] = []
 
     @functools.wraps(original)
@@ -201,10 +220,12 @@ def _at_train(
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
             refuse_checkpoint(self, resume_from_checkpoint)
-            Trainer.evaluate = evaluation
+            evaluations.answer = loops.stop = None
+            if after.library is not None:
+                after.library.phase = None
             if host is not None:
                 host.training_begins()
-            found = traced(self, original)
+            found = traced(self, original, evaluations)
             if host is not None:
                 found["about"]["host"] = host.to_json()
         except Exception as error:
@@ -215,15 +236,16 @@ def _at_train(
         if "trace" not in found or found["about"]["deepspeed"]:
             os._exit(0)
         trained.append(found)
+        loops.stop = after.own_loop
         return after.begin(self)
 
-    @functools.wraps(evaluation)
-    def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        self.memkit_evaluates = True
+    def evaluated(call: Call) -> Any:
         after.nowhere.redirect()  # what is made up would be written down
-        return {f"{metric_key_prefix}_loss": float("nan")}
+        return evaluations.remember(call)
 
-    Trainer.train, Trainer.evaluate = train, evaluate
+    Trainer.train = train
+    evaluations.answer = evaluated
+    evaluations.install()
     return trained
 
 
@@ -235,9 +257,17 @@ def _unless_it_goes_on(found: Found) -> Found:
     return {**found, "about": {**found["about"], "notes": [*found["about"]["notes"], said]}}
 
 
-def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, train: Any, *, worst: bool) -> Found:
+def _traced(
+    tracer: StorageTracer,
+    boundary: RealAndFake | None,
+    trainer: Any,
+    train: Any,
+    evaluations: Evaluations,
+    *,
+    worst: bool,
+) -> Found:
     if boundary is None:
-        return traced_training(trainer, train, tracer, lambda: tracer, worst=worst)
+        return traced_training(trainer, train, tracer, lambda: tracer, evaluations, worst=worst)
     boundary.leave()
 
     @contextlib.contextmanager
@@ -253,7 +283,7 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 
-    return traced_training(trainer, train, tracer, fake, worst=worst)
+    return traced_training(trainer, train, tracer, fake, evaluations, worst=worst)
 
 
 def _setup_of(trainer: Any) -> Setup:

@@ -27,22 +27,29 @@ def on_host(loader: Any) -> Any:
 
 class Loader:
     """Stands for a data loader: batches that were made outside, as tensors of the traced training. Calls `before` with
-    the number of each batch before it is there."""
+    the number of each batch before it is there. `left_out`: batches that it does not give."""
 
     def __init__(
-        self, batches: Batches, arguments: Any, dtype: torch.dtype | None, before: Callable[[int], None] | None = None
+        self,
+        batches: Batches,
+        arguments: Any,
+        dtype: torch.dtype | None,
+        before: Callable[[int], None] | None = None,
+        *,
+        left_out: int = 0,
     ) -> None:
-        self._batches, self._arguments, self._dtype, self._before = batches, arguments, dtype, before
+        self.left_out = left_out
+        self.batches, self._arguments, self._dtype, self._before = batches, arguments, dtype, before
         self.dataset: Sequence[Any] = range(len(batches) * max(1, arguments.train_batch_size))
         self.batch_size = arguments.train_batch_size
         self.sampler = self.batch_sampler = None
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
         device, dtype = self._arguments.device, self._dtype
-        for number, batch in enumerate(self._batches):
+        for number, batch in enumerate(self.batches):
             if self._before is not None:
                 self._before(number)
             # accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype

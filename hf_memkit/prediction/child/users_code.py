@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import traceback
 import types
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MEMKIT", "is_library", "line_of", "line_that_asks", "users_line"]
+__all__ = ["MEMKIT", "evaluation_that_runs", "is_library", "line_of", "line_that_asks", "users_line"]
 
 MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 """The folder of this package."""
@@ -58,3 +59,19 @@ def users_line() -> str:
         if not is_library(frame.f_code.co_filename):
             return f"{Path(frame.f_code.co_filename).name}, line {line}"
     return ""
+
+
+_EVALUATES: Final = re.compile("evaluat|predict|metric|valid|perplexity|accura|(^|_)(eval|test|infer)", re.IGNORECASE)
+
+
+def evaluation_that_runs() -> str:
+    """`"evaluate_all() (train.py, line 12)"`: the outermost call in the user's code, of the user's or of a library's,
+    whose name says that it evaluates; empty if there is none."""
+    found, called = "", ""  # from the inside outwards: the call, and what it calls
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+        if not is_library(file) and _EVALUATES.search(called):
+            found = f"{called}() ({Path(file).name}, line {line})"
+        if not file.startswith(MEMKIT):
+            called = name.split(".<")[0]
+    return found

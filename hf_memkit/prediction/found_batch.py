@@ -1,0 +1,81 @@
+"""`auto_find_batch_size`: the batch with which a script trains, after those that run out of memory.
+
+In: the prediction with the script's own batch, and the batches that accelerate would try. Out: the prediction with the
+first of them that fits. Each takes another run of the script, so that a few are chosen by what the others need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from hf_memkit.errors import InputError
+from hf_memkit.prediction.prediction import Prediction
+from hf_memkit.prediction.verdict import usable_bytes
+from hf_memkit.terms import Phase
+
+__all__ = ["first_that_fits"]
+
+_TRACES: Final = 6
+_OF_A_BATCH: Final[tuple[Phase, ...]] = ("data", "generate", "log_probabilities", "forward", "backward", "optimizer")
+"""Where these run out of memory Trainer takes a smaller batch; an evaluation ends the run (transformers 5.23.0:
+trainer.py 3304)."""
+
+Training = TypeVar("Training")
+Predicted = tuple[Prediction, Training]
+
+
+def first_that_fits(
+    own: Predicted[Training], tried: Sequence[int], predicted: Callable[[int], Predicted[Training]]
+) -> Predicted[Training]:
+    """What the script comes to.
+
+    Args:
+        own: the prediction with the script's own batch, and what it trains.
+        tried: batches, the script's own first, each smaller than the one before.
+        predicted: the same with another batch.
+    """
+    prediction, training = own
+    if prediction.verdict != "does not fit" or prediction.peak_phase not in _OF_A_BATCH or len(tried) < 2:
+        return own
+    failed, fits, found = 0, len(tried), own
+    needs = [(0, prediction.phases["data"][0] if "data" in prediction.phases else 0)]
+    needs.append((tried[0], prediction.smallest_cap_bytes))
+    for _ in range(_TRACES):
+        if fits - failed < 2:
+            break
+        number = _guess(tried, failed, fits, needs, _usable(prediction))
+        try:
+            other = predicted(tried[number])
+        except InputError as error:  # such as a batch that a Trainer cannot divide
+            said = str(error).splitlines()[0]
+            return prediction.with_notes(f"auto_find_batch_size: not predicted with {tried[number]}: {said}"), training
+        needs = [*needs[-1:], (tried[number], other[0].smallest_cap_bytes)]
+        if other[0].verdict == "does not fit" and other[0].peak_phase in _OF_A_BATCH:
+            failed = number
+        else:
+            fits, found = number, other
+    if found is own:
+        return prediction.with_notes("auto_find_batch_size: no smaller batch fits either"), training
+    about = "" if fits - failed < 2 else "about "
+    said = (
+        f"auto_find_batch_size: {tried[0]} rows per GPU run out of memory; this is of {about}{tried[fits]}, with "
+        "which it trains; the total batch is smaller by as much"
+    )
+    return found[0].with_notes(said), found[1]
+
+
+def _usable(prediction: Prediction) -> int:
+    capacity, outside = prediction.capacity_bytes or 0, prediction.outside_allocator_bytes
+    usable = usable_bytes(capacity, outside, prediction.memory_fraction)
+    return usable - (prediction.confidence.cap_with_slack(usable) - usable)
+
+
+def _guess(tried: Sequence[int], failed: int, fits: int, needs: Sequence[tuple[int, int]], usable: int) -> int:
+    """The number of the batch that should just fit, by a line through two that are known; between those that are known
+    to fail and to fit."""
+    (one, less), (other, more) = needs[-2:]
+    slope = (more - less) / (other - one) if other != one else 0.0
+    largest = one + (usable - less) / slope if slope > 0 else 0.0
+    number = next((number for number, batch in enumerate(tried) if batch <= largest), len(tried) - 1)
+    return min(max(number, failed + 1), fits - 1)
