@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from hf_memkit import user_script
+from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.planned_run import PlannedRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
@@ -148,7 +149,9 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
     if os.environ.get("RANK", "0") != "0":
         return None
     command = [sys.executable, "-m", "hf_memkit", *_words(script, "--json", "--no-search")]
-    ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    ran = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
+    )
     if not ran.stdout.startswith("{"):
         _say("no prediction (the error is above); running the script without it")
         return None
