@@ -26,10 +26,11 @@ from hf_memkit.prediction.environments import Environment
 from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
+from hf_memkit.zero.process_group import launchers_engine
 
 __all__ = [
     "LIVE", "SETUP", "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
-    "refuse_unreadable", "script_request",
+    "refuse_engine", "refuse_unreadable", "script_request",
 ]  # fmt: skip
 
 
@@ -86,6 +87,22 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     except (SyntaxError, ValueError) as error:
         said = "".join(traceback.format_exception_only(error))
         raise ScriptFailed(f"{script}: Python cannot parse it ({type(error).__name__})", text=said) from None
+
+
+def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
+    """What is chosen by `accelerate launch`, which a prediction does not go through.
+
+    Raises:
+        InputError: its variables choose an engine, which the answer would leave out.
+    """
+    found = None if is_live(script) else launchers_engine(environment)
+    if found is None:
+        return
+    variable, engine = found
+    instead = f"unset {variable.partition('=')[0]} to have an answer without it"
+    if engine == "DeepSpeed":
+        instead = f"give the script its DeepSpeed JSON (--deepspeed FILE; memkit ds list), or {instead}"
+    raise InputError(f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}")
 
 
 @contextlib.contextmanager
