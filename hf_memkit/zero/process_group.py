@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 __all__ = [
-    "LAUNCHER_VARIABLES", "join_process_group", "launchers_engine", "leave_process_group", "single_process_environment",
-]  # fmt: skip
+    "LAUNCHER_VARIABLES",
+    "join_process_group",
+    "launchers_engine",
+    "leave_process_group",
+    "single_process_environment",
+]
 
 LAUNCHER_VARIABLES: Final = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",

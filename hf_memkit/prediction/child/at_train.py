@@ -196,13 +196,12 @@ def _refuse(trainer: Any, device_type: str) -> None:
     if arguments.device.type != device_type:
         asked = "unset ACCELERATE_USE_CPU" if "ACCELERATE_USE_CPU" in os.environ else "omit use_cpu"
         raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {asked}")
-    if (precision := getattr(arguments, "mixed_precision", "no")) != "no" and not getattr(arguments, precision, False):
-        instead = (
-            f"give the script {precision}=True" if hasattr(arguments, precision) else "give bf16=True or fp16=True"
-        )
+    precision = getattr(arguments, "mixed_precision", "no")
+    if precision != "no" and not getattr(arguments, precision, False):
+        known = hasattr(arguments, precision)
         raise Unmodelled(
-            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out. Unset it, and "
-            f"{instead}"
+            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out. Unset it, and give "
+            f"the script {f'{precision}=True' if known else 'bf16=True or fp16=True'}"
         )
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
