@@ -198,10 +198,10 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {asked}")
     precision = getattr(arguments, "mixed_precision", "no")
     if precision != "no" and not getattr(arguments, precision, False):
-        known = hasattr(arguments, precision)
+        instead = f"{precision}=True" if hasattr(arguments, precision) else "bf16=True or fp16=True"
         raise Unmodelled(
-            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out. Unset it, and give "
-            f"the script {f'{precision}=True' if known else 'bf16=True or fp16=True'}"
+            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out. Unset it, and "
+            f"give the script {instead}"
         )
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
