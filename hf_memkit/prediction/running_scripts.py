@@ -172,7 +172,7 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
     try:
         worker.wait()
     except TraceFailed as failure:
-        raise InputError(f"{name_of(script)} cannot be traced here: {failure}") from failure
+        raise _not_here(script, failure) from failure
     if worker.without_shim is None:
         return "cuda", ()
     return "cpu", (
@@ -189,7 +189,18 @@ def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | N
     try:
         return worker.run(request)
     except TraceFailed as failure:
-        raise InputError(f"{name_of(request.script)} cannot be traced here: {failure}") from failure
+        raise _not_here(request.script, failure) from failure
+
+
+def _not_here(script: UserScript, failure: TraceFailed) -> InputError:
+    """With what the process wrote last: the traceback of an import that failed, say."""
+    error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
+    if failure.details:
+        error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
+    return error
+
+
+_LAST_LINES: Final = 20
 
 
 def checked(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> Mapping[str, Any]:

@@ -121,10 +121,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
         found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
-    elif isinstance(raised, Exception):
-        found = _failure(raised)
     else:
-        raise raised
+        found = _failure(raised)
     out.write(found)
 
 
@@ -286,7 +284,7 @@ def _setup_of(trainer: Any) -> Setup:
     return setup.put("model.attn_implementation", attention, why) if isinstance(attention, str) else setup
 
 
-def _failure(error: Exception) -> Found:
+def _failure(error: BaseException) -> Found:
     """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
     if not isinstance(error, MemkitError):
         said = " ".join(str(error).split())[:200]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -152,17 +153,23 @@ def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
 
 
 def _script(job: dict[str, Any], result: Path, answers: int) -> None:
-    """Runs a user's script with its own standard input and output."""
-    from hf_memkit.prediction.child.script import run_script
-    from hf_memkit.prediction.trace_request import ScriptRequest
-
+    """Runs a user's script with its own standard input and output. What fails before its first line is a result, too:
+    a library that another one does not fit, say."""
     os.close(answers)  # what the script starts may outlive this process
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
     if job["output"] is not None:
         for number in (1, 2):
             os.dup2(job["output"], number)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
-    run_script(ScriptRequest.from_json(job["script"]), result)
+    faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
+    try:
+        from hf_memkit.prediction.child.script import run_script
+        from hf_memkit.prediction.trace_request import ScriptRequest
+
+        run_script(ScriptRequest.from_json(job["script"]), result)
+    except Exception as error:
+        about = {"type": type(error).__name__, "message": str(error), "place": "", "text": traceback.format_exc()}
+        result.write_text(json.dumps({"script_error": about}))
 
 
 def _forked(function: Callable[[], None], limit_s: float | None) -> str | None:
