@@ -59,7 +59,7 @@ def trains_in_a_fork(refuse: Refuse) -> NoReturn:
     refuse(_error(f"calls train() in a process that it forks. {_HERE}"))
 
 
-_HERE: Final = "Call it in the script's own process; --gpus N predicts several"
+_HERE: Final = "Call it in the script's own process; --gpus N stands for the other ranks"
 
 
 def _words_of_popen(arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[str, str]]:
