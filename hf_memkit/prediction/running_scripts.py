@@ -76,8 +76,6 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
             f"{path}: not a Python script. For an argument file write --model NAME --args {path}; for a recipe "
             f"--recipe {path}; for a DeepSpeed JSON memkit check {path}"
         )
-    if path.suffix == ".ipynb":
-        raise InputError(f"{path}: a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
     if path.is_dir():
         path /= "__main__.py"
     try:

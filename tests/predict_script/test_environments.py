@@ -62,7 +62,7 @@ CHANGED = "result = result + lora_B(lora_A(dropout(x.clone()))) * scaling"
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its Python. It has neither pydantic nor deepspeed, which transformers and accelerate do not bring, and no memkit."""
+    """Its Python. It has no memkit, and neither pydantic nor deepspeed, which transformers and accelerate lack."""
     folder = tmp_path_factory.mktemp("other")
     venv.create(folder / "venv", symlinks=True)
     own = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
