@@ -422,18 +422,29 @@ def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str
 
     Args:
         gpu: a GPU's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
-        gpu_memory: a size. With a name: that GPU with that much memory.
+        gpu_memory: a size. With a name: that GPU with so much of its memory.
         option: what gave `gpu`, for a message: an option, or the argument `gpu` of a function.
 
     Raises:
-        InputError: an unknown GPU, or no size; names the option.
+        InputError: an unknown GPU, no size, or more memory than the GPU has; names the option.
     """
     of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
     if gpu is not None and gpu_memory:
-        return _named(gpu, option).with_capacity(gpu_of_size(gpu_memory, of_memory).capacity_bytes)
+        return _of_at_most(gpu_of_size(gpu_memory, of_memory), _named(gpu, option), f"{of_memory} {gpu_memory}")
     if gpu is not None:
         return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _named(gpu, option)
     return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
+
+
+_AS_ON_THE_BOX: Final = 1.1
+"""A size is that of the box, of which a driver keeps a part: a T4 of 16 GB shows 14.56 GiB."""
+
+
+def _of_at_most(size: Gpu, named: Gpu, given: str) -> Gpu:
+    if size.capacity_bytes > _AS_ON_THE_BOX * named.capacity_bytes:
+        shown = f"{named.capacity_bytes / GIB:.2f} GiB"
+        raise InputError(f"{given}: {named.name} has {shown}. Give less, or omit --gpu or --gpu-memory")
+    return named if size.capacity_bytes >= named.capacity_bytes else named.with_capacity(size.capacity_bytes)
 
 
 def _named(name: str, option: str) -> Gpu:

@@ -85,6 +85,7 @@ def resolve(
     recipe: Recipe | None = None,
     here: Machine | None = None,
     stored: bool = False,
+    runs: bool = False,
     whole: bool = True,
     use_hub: bool | None = None,
 ) -> tuple[Setup, Prediction | None]:
@@ -96,6 +97,7 @@ def resolve(
         recipe: the request's, where it has been read already.
         here: this machine, where it has been looked at already.
         stored: whether the recipe's stored predictions are asked before the judge.
+        runs: whether a recipe's setup will run here: of its variants those whose packages are missing are skipped.
         whole: whether a preset is meant to be trained, so that it needs a model, a batch and a length, and what was
             assumed of them is in its `notes`; otherwise it is resolved as far as it is known.
         use_hub: whether the hub may be asked for the config of a preset's model; None: if it answers.
@@ -110,7 +112,7 @@ def resolve(
         DoesNotFitError: no variant of a recipe was named, and none fits.
     """
     if recipe is not None or request.recipe is not None:
-        return _resolve_recipe(request, judge, recipe, here, stored=stored)
+        return _resolve_recipe(request, judge, recipe, here, stored=stored, runs=runs)
     if request.deepspeed:
         from hf_memkit.presets.deepspeed import resolve_deepspeed
 
@@ -248,7 +250,7 @@ def _refuse_no_text(**given: Any) -> None:
 
 
 def _resolve_recipe(
-    request: Request, judge: Judge | None, recipe: Recipe | None, here: Machine | None, *, stored: bool
+    request: Request, judge: Judge | None, recipe: Recipe | None, here: Machine | None, *, stored: bool, runs: bool
 ) -> tuple[Setup, Prediction | None]:
     """As `memkit recipe` runs it; by its stored predictions where they are asked and are of it."""
     from hf_memkit.hardware import described_gpu, described_machine
@@ -273,9 +275,9 @@ def _resolve_recipe(
     from hf_memkit.recipe.predictions import chosen_beforehand
 
     use_hub = hub_reachable()
-    if stored and (found := chosen_beforehand(recipe, machine, request, use_hub=use_hub)):
+    if stored and (found := chosen_beforehand(recipe, machine, request, use_hub=use_hub, runs=runs)):
         return found, None
-    return choose(recipe, machine, request, use_hub=use_hub, judge=judge)
+    return choose(recipe, machine, request, use_hub=use_hub, judge=judge, runs=runs)
 
 
 def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:

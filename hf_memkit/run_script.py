@@ -26,10 +26,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from hf_memkit import user_script
+from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.planned_run import PlannedRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
@@ -55,6 +57,7 @@ class ScriptRun:
         self._plan = plan
         self._code: types.CodeType | None = None
         self._made_trainer = False
+        self._folder: Path | None = None  # of the records
         self._asked_for_deepspeed = False
         self._set_environment = False
 
@@ -93,6 +96,8 @@ class ScriptRun:
                 _say(f"error: {self._plan.name}: {error}")
                 raise SystemExit(error.exit_code) from None
             _hide_memkit()
+            if isinstance(error, KeyboardInterrupt) and process == os.getpid():
+                self._say_where_the_records_are()
             raise
         self._end(process)
 
@@ -106,6 +111,11 @@ class ScriptRun:
 
             with contextlib.suppress(Exception):  # else a run that is done could still abort; see there
                 leave_process_group()
+
+    def _say_where_the_records_are(self) -> None:
+        """Of a run that Ctrl-C has ended, whose page is not written."""
+        if self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
+            _say(f"interrupted. Its records, as a page: memkit report {shlex.quote(str(self._folder))} --html FILE")
 
     def _report_of_trainers(self, trainer: types.ModuleType) -> None:
         plain = trainer.Trainer.__init__
@@ -126,6 +136,7 @@ class ScriptRun:
 
         if not any(isinstance(other, MemoryReportCallback) for other in trainer.callback_handler.callbacks):
             attach(trainer, **self._options)
+        self._folder = Path(self._options.get("output_dir") or trainer.args.output_dir)
 
     def _prepare_for_deepspeed(self, training_args: types.ModuleType) -> None:
         plain = training_args.TrainingArguments.__post_init__
@@ -148,7 +159,9 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
     if os.environ.get("RANK", "0") != "0":
         return None
     command = [sys.executable, "-m", "hf_memkit", *_words(script, "--json", "--no-search")]
-    ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    ran = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
+    )
     if not ran.stdout.startswith("{"):
         _say("no prediction (the error is above); running the script without it")
         return None

@@ -47,6 +47,11 @@ class UserScript:
             path = Path(target)
             if not path.exists():
                 raise InputError(f"{target}: no such file; write the path of your training script")
+            if path.suffix == ".ipynb":
+                raise InputError(
+                    f"{target}: a notebook. In it, call hf_memkit.attach(trainer) for a report of the training, and "
+                    f"hf_memkit.predict_trainer(trainer, gpu=…) before it"
+                )
             if path.is_dir() and not (path / "__main__.py").exists():
                 raise InputError(f"{target}: a folder without __main__.py; write the path of a script in it")
         return cls(target, is_module, tuple(arguments))

@@ -19,7 +19,7 @@ import pytest
 
 from hf_memkit import compat, resources
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import described_machine, named_gpu, this_machine
+from hf_memkit.hardware import described_gpu, described_machine, named_gpu, this_machine
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import why_no_hub
@@ -345,3 +345,12 @@ def test_an_upward_import_breaks_the_layers(tmp_path: Path) -> None:
     units.write_text(units.read_text() + "\nimport hf_memkit.presets\n")
     broken = lint()
     assert broken.returncode != 0 and "hf_memkit.units -> hf_memkit.presets" in broken.stdout
+
+
+def test_a_size_beside_a_name_is_at_most_that_gpu_s() -> None:
+    gpu = named_gpu("T4")
+    assert described_gpu("T4", "16GB") == gpu
+    smaller = described_gpu("T4", "8GB")
+    assert smaller is not None and smaller.capacity_bytes < gpu.capacity_bytes and smaller.name == "T4"
+    with pytest.raises(InputError, match="--gpu-memory 24GB"):
+        described_gpu("T4", "24GB")

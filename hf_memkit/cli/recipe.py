@@ -103,6 +103,14 @@ def recipe(
             rich_help_panel=MORE,
         ),
     ] = False,
+    random_weights: Annotated[
+        bool,
+        typer.Option(
+            "--random-weights",
+            help="Where the model's weights cannot be reached, train from random ones.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
     export: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Write a plain script that does the same.", rich_help_panel=MORE),
@@ -146,6 +154,7 @@ def recipe(
         dry_run=dry_run,
         short=short,
         no_trace=no_trace,
+        random_weights=random_weights,
         export=export,
         as_json=as_json,
     )
@@ -158,7 +167,7 @@ def recipe(
 _OF_ONE_RECIPE = (
     "model", "data", "max_steps", "sequence_length", "output", "nvme_path", "gpus", "nodes", "node_rank",
     "master_addr", "master_port", "setting", "resume", "overwrite", "dry_run", "short", "no_trace",
-    "export",
+    "random_weights", "export",
 )  # fmt: skip
 
 

@@ -133,10 +133,15 @@ def _opened(
     overwrite: bool,
 ) -> RecipeRun:
     """The run as it will be trained, which is told; what cannot run is refused."""
+    from hf_memkit import train
     from hf_memkit.cli import render
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.recipe.output import refuse_used
 
+    if options.random_weights and not job.is_rehearsal:
+        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
+    train.refuse_random_weights(job.setup)
+    train.require_packages(job.setup)
     if not options.as_json:
         render.opening(recipe, job.target or job.setup, job)
     if not job.is_rehearsal and job.setup.problems:

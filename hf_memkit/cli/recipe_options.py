@@ -25,7 +25,7 @@ __all__ = [
 _FLAGS = {"setting": "--set", "as_json": "--json"}
 _OPTIONS = (
     "variant", "model", "data", "gpu", "gpu_memory", "ram", "max_steps", "sequence_length", "output", "nvme_path",
-    "setting", "resume", "overwrite", "dry_run", "short", "export", "no_trace", "as_json",
+    "setting", "resume", "overwrite", "dry_run", "short", "export", "no_trace", "random_weights", "as_json",
 )  # fmt: skip
 """Those that every process is given; where they run is told them by their launcher."""
 
@@ -53,6 +53,7 @@ class RunOptions:
     short: bool = False
     export: str | None = None
     no_trace: bool = False
+    random_weights: bool = False
     as_json: bool = False
 
     @property
@@ -205,9 +206,11 @@ def resolved_run(
     request = replace(request, gpus=gpus, nodes=place.nodes)
     by_formula = options.no_trace or (rehearsed and not options.dry_run)
     beforehand = by_formula and rehearsed
+    described = described_gpu(request.gpu, request.gpu_memory)
+    runs = not options.shown_only or (options.dry_run and described is None)
     try:
         setup, prediction = resolve(
-            request, None if by_formula else judge, recipe=recipe, here=here, stored=beforehand
+            request, None if by_formula else judge, recipe=recipe, here=here, stored=beforehand, runs=runs
         )
     except DoesNotFitError:
         if not beforehand:
@@ -217,7 +220,6 @@ def resolved_run(
         setup, prediction = resolve(first, recipe=recipe, here=here)
         why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
         setup = replace(setup, why=why)
-    described = described_gpu(request.gpu, request.gpu_memory)
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_gpu(described, here.gpu)
     if rehearsed:

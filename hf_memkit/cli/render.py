@@ -69,6 +69,8 @@ def setup(
     if short:
         what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"
         wide.print(Text(text(f"{what}; {predict_render.batch_of(target)} per GPU", 140)))
+        for name, why in target.rejected:
+            wide.print(Text(text(f"Not {name}: {why}", 140)))
         wide.print(*predict_render.brief(prediction), sep="\n")
         wide.print("Omit --short to see every setting with its reason, the ledger and notes.")
         return
@@ -107,8 +109,7 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
     )
     say(f"Model: {model.name}, {model.parameters:,} parameters.")
     if model.origin == "architecture":
-        say("  WARNING: model not reachable. Training from RANDOM weights by the recipe's config, not fine-tuning.")
-        say("  Give a folder with its weights: --model FOLDER.")
+        say("  WARNING: its weights cannot be reached. Give a folder that has them: --model FOLDER.")
     for note in target.notes:
         say(f"Note: {note}")
     for problem in target.problems if problems else ():

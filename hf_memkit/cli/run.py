@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import contextlib
+import importlib.machinery
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
@@ -30,11 +38,82 @@ EXAMPLES = """[bold]Examples[/bold]
 
 class RunCommand(TyperCommand):
     """Where there is a `--`, memkit's options stand before it. Without one all that stands behind the script's name
-    is the script's, as after `python`."""
+    is the script's, as after `python`; what only memkit can mean is refused there."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = "--" in args
-        return super().parse_args(ctx, args)
+        given = list(args)
+        left = super().parse_args(ctx, args)
+        words = ctx.params.get("arguments") or []
+        if words and not ctx.allow_interspersed_args:
+            _refuse_lost_options(self, given[: len(given) - len(words)], words, is_module=ctx.params["module"])
+        return left
+
+
+def _refuse_lost_options(
+    command: TyperCommand, before: Sequence[str], arguments: Sequence[str], *, is_module: bool
+) -> None:
+    """`before`: the words up to the script's name, which is the last.
+
+    Raises:
+        InputError: options of this command are among the script's arguments, and the script has none of that name.
+    """
+    own = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    lost: list[str] = []
+    for number, word in enumerate(arguments):
+        name, glued, value = word.partition("=")
+        option = own.get(name) if name.startswith("--") else None
+        if option is None or name == "--help":
+            continue
+        takes = not getattr(option, "is_flag", False)
+        if takes and not glued:
+            value = next(iter(arguments[number + 1 : number + 2]), "")
+        if _is_memkits(name, value, before[-1], is_module=is_module):
+            lost += [word] if glued or not takes else [word, value]
+    if not lost:
+        return
+    rest = list(arguments)
+    for word in lost:
+        rest.remove(word)
+    ours = shlex.join([*lost, *before, *(["--", *rest] if rest else [])])
+    raise InputError(
+        f"{shlex.join(lost)}: stands behind the script without a --, so the script would get it. For memkit, write: "
+        f"memkit run {ours}; for the script: memkit run {shlex.join([*before, '--', *arguments])}"
+    )
+
+
+def _is_memkits(name: str, value: str, script: str, *, is_module: bool) -> bool:
+    """Whether an option behind the script's name is meant for memkit: a plan, or what no file of the script has as an
+    option (`"--name"`) or a field (`name: …`) of its own."""
+    if name == "--log" and value not in LOGS:
+        return False
+    if name == "--plan" and Path(value).is_file():
+        try:
+            PlannedRun.read(value)
+        except InputError:
+            return False
+        return True
+    field = name.removeprefix("--").replace("-", "_")
+    own = re.compile(rf"(--{field}\b|--{field.replace('_', '-')}\b)(?![-_])|^\s+{field}\s*:\s*\w", re.MULTILINE)
+    return not any(own.search(text) for text in _texts(script, is_module=is_module))
+
+
+def _texts(script: str, *, is_module: bool) -> Iterator[str]:
+    """Of the script, and of the Python files around it."""
+    folder, files = Path(script).parent, [Path(script)]
+    if is_module:
+        found = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if found is None or found.origin is None:
+            return
+        folder, files = Path(found.origin).parent, [Path(found.origin)]
+    for path in itertools.islice(itertools.chain(files, folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES):
+        with contextlib.suppress(OSError):
+            yield path.read_text(errors="replace")
+
+
+_MOST_FILES: Final = 300
+LOGS: Final = ("few", "all", "none")
+"""Values of `--log`."""
 
 
 def run(
@@ -73,8 +152,8 @@ def run(
     ] = True,
 ) -> ScriptRun:
     """Run a training script unchanged and report its memory."""
-    if log not in (allowed := ("few", "all", "none")):
-        raise InputError(f"--log {log}: unknown. Give one of {', '.join(allowed)}.")
+    if log not in LOGS:
+        raise InputError(f"--log {log}: unknown. Give one of {', '.join(LOGS)}.")
     folder = user_path(records).absolute() if records is not None else None  # the script may change its folder
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"--records {records}: a file. Give a folder.")

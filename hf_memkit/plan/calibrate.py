@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.hardware import Machine, this_machine
@@ -94,6 +95,7 @@ def measured_probes(device: str) -> list[dict[str, Any]]:
             ran = subprocess.run(
                 [sys.executable, "-m", _MODULE, device, str(result)],
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S,
+                preexec_fn=ends_with_this(),
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise RunError(

@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.ended_with_parent import watch
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.gpu_rates import RATES, rates_of
 from hf_memkit.hardware import Machine, named_gpu
@@ -553,5 +554,12 @@ _MOST_TIMES: Final = 16
 def _pool() -> ProcessPoolExecutor:
     """Processes that put traces through the allocator: this one has other things to do. Ctrl-C is not theirs."""
     return ProcessPoolExecutor(
-        AT_ONCE, mp_context=get_context("fork"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+        AT_ONCE, mp_context=get_context("fork"), initializer=_in_the_pool, initargs=(os.getpid(),)
     )
+
+
+def _in_the_pool(parent: int) -> None:
+    """Else they would stay where this process is killed, and with them what ends when their copies of its pipes close:
+    the process that runs the script."""
+    watch(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -28,6 +28,7 @@ from hf_memkit.prediction.running_scripts import (
     checked,
     device_of,
     own_worker,
+    refuse_engine,
     script_request,
 )
 from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ScriptRequest
@@ -106,6 +107,7 @@ class ScriptTraces:
 
     def start(self) -> None:
         """Runs the script up to where it makes its Trainer."""
+        refuse_engine(self._script, self._environment)
         worker, stdin = self._stack.enter_context(own_worker(None))
         self.device, self.notes = device_of(worker, self._script)
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 import psutil
 import yaml
 
+from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Gpu, Machine, named_gpu, this_machine
 from hf_memkit.plan.judged import Judged
@@ -175,7 +176,8 @@ def _ran(judged: Judged, plan: Plan, script: UserScript, environment: Mapping[st
             variables.setdefault("OMP_NUM_THREADS", str(threads))
         if device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        code, last = _process(command, variables, folder / "written")
+        by = signal.SIGTERM if launcher else signal.SIGKILL
+        code, last = _process(command, variables, folder / "written", by)
         result = json.loads(paths["result"].read_text()) if paths["result"].exists() else {}
         records = _records(paths["records"])
     passed = code == 0 and result.get("stage") == "done"
@@ -229,13 +231,16 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _process(command: list[str], environment: Mapping[str, str], written: Path) -> tuple[int, tuple[str, ...]]:
-    """(exit code, the lines that it wrote last). Whatever ends this, that process and what it started end too."""
+def _process(
+    command: list[str], environment: Mapping[str, str], written: Path, by: signal.Signals
+) -> tuple[int, tuple[str, ...]]:
+    """(exit code, the lines that it wrote last). Whatever ends this, that process and what it started end too; where
+    this one is killed, that one gets the signal `by`."""
     with written.open("wb") as out:
         # Ctrl-C is for this process, which ends that one.
         process = subprocess.Popen(
             command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=ends_with_this(by),
         )  # fmt: skip
         try:
             code = process.wait()

@@ -34,6 +34,7 @@ from hf_memkit.prediction.running_scripts import (
     name_of,
     own_worker,
     ran_script,
+    refuse_engine,
     refuse_unreadable,
 )
 from hf_memkit.prediction.trace import Trace
@@ -193,6 +194,7 @@ def predict_script_training(
     refuse_below_one(gpus=gpus, nodes=nodes)
     refuse_unreadable(script, here=other is None)
     environment = dict(os.environ if environment is None else environment)
+    refuse_engine(script, environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
     with own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
 

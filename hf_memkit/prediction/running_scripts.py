@@ -27,10 +27,11 @@ from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
+from hf_memkit.zero.process_group import launchers_engine
 
 __all__ = [
     "LIVE", "SETUP", "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
-    "refuse_unreadable", "script_request",
+    "refuse_engine", "refuse_unreadable", "script_request",
 ]  # fmt: skip
 
 
@@ -76,8 +77,6 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
             f"{path}: not a Python script. For an argument file write --model NAME --args {path}; for a recipe "
             f"--recipe {path}; for a DeepSpeed JSON memkit check {path}"
         )
-    if path.suffix == ".ipynb":
-        raise InputError(f"{path}: a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
     if path.is_dir():
         path /= "__main__.py"
     try:
@@ -87,6 +86,22 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     except (SyntaxError, ValueError) as error:
         said = "".join(traceback.format_exception_only(error))
         raise ScriptFailed(f"{script}: Python cannot parse it ({type(error).__name__})", text=said) from None
+
+
+def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
+    """What is chosen by `accelerate launch`, which a prediction does not go through.
+
+    Raises:
+        InputError: its variables choose an engine, which the answer would leave out.
+    """
+    found = None if is_live(script) else launchers_engine(environment)
+    if found is None:
+        return
+    variable, engine = found
+    instead = f"unset {variable.partition('=')[0]} to have an answer without it"
+    if engine == "DeepSpeed":
+        instead = f"give the script its DeepSpeed JSON (--deepspeed FILE; memkit ds list), or {instead}"
+    raise InputError(f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}")
 
 
 @contextlib.contextmanager
@@ -159,7 +174,7 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
     try:
         worker.wait()
     except TraceFailed as failure:
-        raise InputError(f"{name_of(script)} cannot be traced here: {failure}") from failure
+        raise _not_here(script, failure) from failure
     if worker.without_shim is None:
         return "cuda", ()
     return "cpu", (
@@ -176,7 +191,18 @@ def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | N
     try:
         return worker.run(request)
     except TraceFailed as failure:
-        raise InputError(f"{name_of(request.script)} cannot be traced here: {failure}") from failure
+        raise _not_here(request.script, failure) from failure
+
+
+def _not_here(script: UserScript, failure: TraceFailed) -> InputError:
+    """With what the process wrote last: the traceback of an import that failed, say."""
+    error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
+    if failure.details:
+        error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
+    return error
+
+
+_LAST_LINES: Final = 20
 
 
 def checked(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> Mapping[str, Any]:

@@ -165,9 +165,7 @@ class Worker:
     def end(self) -> None:
         """Ends what runs in the child process, and that, from a thread that does not wait for it."""
         process = self._process
-        if process is not None and not self._waited:  # it still loads its libraries, and has started nothing
-            process.kill()
-        elif process is not None and process.stdin is not None:
+        if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
 

@@ -23,6 +23,7 @@ from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.variant import MULTIPLE, Candidate
 from hf_memkit.request import Request, refuse_too_long
 from hf_memkit.setup import Setup
+from hf_memkit.train.packages import missing_package
 from hf_memkit.units import format_size
 
 __all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predicted", "resolve"]
@@ -77,7 +78,13 @@ class _Judged:
 
 
 def choose(
-    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge | None = predicted
+    recipe: Recipe,
+    machine: Machine,
+    request: Request,
+    *,
+    use_hub: bool,
+    judge: Judge | None = predicted,
+    runs: bool = False,
 ) -> tuple[Setup, Prediction | None]:
     """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none: the first variant, with
     its first kind of checkpointing, that fits; if none does, the first that is tight. A variant that was asked for by
@@ -89,6 +96,7 @@ def choose(
         request: what was asked for beyond the recipe.
         use_hub: whether the hub may be asked for the model's config.
         judge: makes the prediction of a candidate; None: the sums of formulas decide, at once.
+        runs: whether it will run here: then `auto` skips what needs a package that is missing.
 
     Returns:
         The setup, and its prediction: None where nothing could be predicted, or nothing was worth predicting.
@@ -107,6 +115,9 @@ def choose(
     later = "the first variant within the GPU and RAM" if judge is None else "the first variant that fits"
     for name in recipe.variants:
         first = later if rejected else "the recipe's first choice"
+        if runs and (lacks_package := missing_package(_variant(replace(start, variant=name), None, first).setup)):
+            rejected.append((name, f"needs {lacks_package}"))
+            continue
         found = _variant(replace(start, variant=name), judge, first)
         found = replace(found, setup=replace(found.setup, rejected=tuple(rejected)))
         lacks, prediction = found.setup.problems, found.prediction

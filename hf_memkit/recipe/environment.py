@@ -13,7 +13,7 @@ from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, set_allocator
 from hf_memkit.zero import nvme, ops
-from hf_memkit.zero.process_group import single_process_environment
+from hf_memkit.zero.process_group import launchers_engine, single_process_environment
 from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
 __all__ = ["Swap", "nvme_path", "set_environment"]
@@ -45,12 +45,11 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
     Raises:
         RunError: its config asks for an engine of its own.
     """
-    for name, engine in (("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_FSDP", "FSDP")):
-        if os.environ.get(name, "").lower() in ("1", "true", "yes"):
-            raise RunError(
-                f"accelerate's config selects {engine}; the recipe sets up its own engine. Start it without "
-                f"accelerate: memkit recipe NAME --gpus N"
-            )
+    if (found := launchers_engine(os.environ)) is not None:
+        raise RunError(
+            f"accelerate's config selects {found[1]}; the recipe sets up its own engine. Start it without "
+            f"accelerate: memkit recipe NAME --gpus N"
+        )
     # TrainingArguments without bf16 or fp16 take this for the precision (transformers:training_args.py, "Mixed
     # Precision"), and weights that are bf16 already would be autocast again.
     precision = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no")

@@ -25,7 +25,7 @@ import psutil
 from hf_memkit import errors
 from hf_memkit.errors import InputError, MemkitError, RunError
 from hf_memkit.presets.sharing import threads_per_process
-from hf_memkit.recipe.ranks import FOLDER_VARIABLE, exit_code_of
+from hf_memkit.recipe.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, exit_code_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -85,7 +85,7 @@ def launch(arguments: Sequence[str], place: Place) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), place.gpus)))
     _gpus_without_peer_access()
     with tempfile.TemporaryDirectory(prefix="memkit-launch-") as folder, _signals_to_ranks() as stopping:
-        os.environ[FOLDER_VARIABLE] = folder
+        os.environ |= {FOLDER_VARIABLE: folder, LAUNCHER_VARIABLE: str(os.getpid())}
         options = torchrun_options(place)
         # Of each machine the first rank prints; what the libraries print in the others goes to files.
         redirects = ",".join(f"{rank}:{3 if rank else 0}" for rank in range(place.gpus))
@@ -109,7 +109,7 @@ def launch(arguments: Sequence[str], place: Place) -> int:
         except SignalException:
             raise KeyboardInterrupt from None
         finally:
-            del os.environ[FOLDER_VARIABLE]
+            del os.environ[FOLDER_VARIABLE], os.environ[LAUNCHER_VARIABLE]
         return exit_code_of(Path(folder)) or 0
 
 

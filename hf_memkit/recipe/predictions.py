@@ -157,9 +157,11 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
     raise InputError("no stored prediction for this setup")
 
 
-def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup | None:
+def chosen_beforehand(
+    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, runs: bool = False
+) -> Setup | None:
     """The setup that the stored predictions choose for `machine`, or for the recipe's GPU where it has none; None
-    where they are of another setup than was asked for.
+    where they are of another setup than was asked for. `runs`: as for `choose`.
 
     Raises:
         InputError, SettingError, DoesNotFitError: as `choose` does.
@@ -170,7 +172,8 @@ def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use
     if request.model or request.sequence_length or request.arguments or solves:
         return None
     described = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
-    setup, found = choose(recipe, described, request, use_hub=use_hub, judge=partial(predicted_beforehand, recipe))
+    judge = partial(predicted_beforehand, recipe)
+    setup, found = choose(recipe, described, request, use_hub=use_hub, judge=judge, runs=runs)
     return setup if found is not None else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.ended_with_parent import end_with
 from hf_memkit.errors import MemkitError, RunError
 
 __all__ = [
     "FOLDER_VARIABLE",
+    "LAUNCHER_VARIABLE",
     "Ranks",
     "errors_to_launcher",
     "exit_code_of",
@@ -31,6 +34,9 @@ __all__ = [
 
 FOLDER_VARIABLE: Final = "MEMKIT_LAUNCH_FOLDER"
 """Names a folder that lives as long as a launch. Set only in ranks that memkit itself started."""
+
+LAUNCHER_VARIABLE: Final = "MEMKIT_LAUNCHER"
+"""The number of the process that started this rank. Set as `FOLDER_VARIABLE` is."""
 
 _PATIENCE: Final = timedelta(days=1)
 """How long one rank waits for another. Preparing data may take hours; where a rank has died, its launcher ends the
@@ -150,10 +156,13 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
 
 @contextlib.contextmanager
 def errors_to_launcher() -> Iterator[None]:
-    """In a rank that memkit started, an error goes to the process that started it, which shows one for all ranks."""
+    """In a rank that memkit started, an error goes to the process that started it, which shows one for all ranks. The
+    rank ends when that process has ended."""
     if FOLDER_VARIABLE not in os.environ:
         yield
         return
+    # Where that one is killed: as for Ctrl-C, which while it trains means a checkpoint first.
+    end_with(int(os.environ[LAUNCHER_VARIABLE]), signal.SIGINT)
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:

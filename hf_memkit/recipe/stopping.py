@@ -6,7 +6,6 @@ the others waiting for its gradients.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -29,8 +28,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         on_stop: called once, at the end of the step in which training is told to stop.
         ranks: how many processes train together.
         started_by_memkit: SIGTERM then keeps its default effect: the launching memkit sends SIGINT only, and torchrun
-            sends SIGTERM when another rank has died and no step can be finished. If the launching memkit is gone, its
-            ranks stop as for a signal, or they would train on unseen.
+            sends SIGTERM when another rank has died and no step can be finished.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._on_stop = on_stop
         self._ranks = ranks
         self._signals = (signal.SIGINT,) if started_by_memkit else (signal.SIGINT, signal.SIGTERM)
-        self._parent = os.getppid() if started_by_memkit else None
         self._here = False
         self._first_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
@@ -78,8 +75,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             self._group = distributed.new_group(backend="gloo")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if self._parent is not None and os.getppid() != self._parent:
-            self._here = True
         if self._any_rank():
             self.requested = True
             self._on_stop()

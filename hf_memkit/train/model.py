@@ -14,7 +14,7 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LOADING_ONLY", "add_adapters", "build_model", "model_class", "model_options"]
+__all__ = ["LOADING_ONLY", "add_adapters", "build_model", "model_class", "model_options", "refuse_random_weights"]
 
 LOADING_ONLY = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not: how weights are read."""
@@ -46,10 +46,10 @@ def build_model(
         say: told what a person should know, a line a call.
         values: config values that only the data says, such as the number of labels.
         random_weights: builds the model from the setup's architecture, with random weights, instead of loading it;
-            None: where the setup says that its weights cannot be had.
+            None: where its weights cannot be had, on a CPU, or if the setup has `model.random_weights`.
 
     Raises:
-        RunError: the weights cannot be loaded, and there is no architecture to build from.
+        RunError: the weights cannot be loaded, or random ones were not asked for.
     """
     import torch
 
@@ -57,6 +57,7 @@ def build_model(
     with quiet_transformers():
         if random_weights is None:
             random_weights = setup["model.origin"] == "architecture"
+            refuse_random_weights(setup)
         options = {**_live_options(setup), **(values or {})}
         model = _built(setup, options, values or {}, say) if random_weights else _loaded(setup, options)
         multiple = setup.get("model.pad_vocabulary_to_multiple_of")
@@ -108,6 +109,19 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
         ) from error
 
 
+def refuse_random_weights(setup: Setup) -> None:
+    """
+    Raises:
+        RunError: on a GPU the setup would train from random weights, and nobody asked for that.
+    """
+    trains_anyway = setup.get("arguments.use_cpu") or "model.random_weights" in setup
+    if setup["model.origin"] == "architecture" and not trains_anyway:
+        raise RunError(
+            f"{setup['model.name']}: its weights cannot be reached. Give a folder that has them, --model FOLDER, or "
+            f"train from random weights: --random-weights"
+        )
+
+
 def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say: Callable[[str], None]) -> Any:
     from transformers import AutoConfig
 
@@ -132,10 +146,7 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
         say("The small model starts from random weights.")
     else:
         name = setup["model.name"]
-        say(
-            f"WARNING: {name} cannot be reached, so training starts from RANDOM weights, which is not fine-tuning. To "
-            "fine-tune, give a local folder as the model."
-        )
+        say(f"WARNING: training starts from RANDOM weights, not from those of {name}: this is no fine-tuning.")
     return model
 
 

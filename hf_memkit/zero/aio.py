@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.units import GB, MIB
 from hf_memkit.user_files import user_path
@@ -122,8 +123,9 @@ def measure(
         ]
         try:
             child = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=budget_s + _CHILD_OVERHEAD_S
-            )
+                command, env=environment, capture_output=True, text=True, timeout=budget_s + _CHILD_OVERHEAD_S,
+                preexec_fn=ends_with_this(),
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             size = _PIECES * _BUFFER_BYTES // MIB
             raise RunError(

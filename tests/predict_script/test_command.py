@@ -509,6 +509,7 @@ ENDS = {
         "there is no training to trace (exit code 2)", "train.py: error: the following arguments are required: --data",
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7) before two steps were traced", ""),
+    "raises none": ("class Own(BaseException): pass\nraise Own(1)", "train.py, line 2: Own: 1", 'train.py", line 2'),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),

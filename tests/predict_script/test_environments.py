@@ -62,12 +62,17 @@ CHANGED = "result = result + lora_B(lora_A(dropout(x.clone()))) * scaling"
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its Python. It has no pydantic, which neither transformers nor accelerate brings, and no memkit."""
+    """Its Python. It has no memkit, and neither pydantic nor deepspeed, which transformers and accelerate lack."""
     folder = tmp_path_factory.mktemp("other")
     venv.create(folder / "venv", symlinks=True)
     own = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
     places = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and ".compat" in path]
-    (own / "libraries.pth").write_text("\n".join([*places, sysconfig.get_path("purelib")]) + "\n")
+    libraries = folder / "site-packages"
+    libraries.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith("deepspeed"):
+            (libraries / each.name).symlink_to(each)
+    (own / "libraries.pth").write_text("\n".join([*places, str(libraries)]) + "\n")
     (own / "only_there.py").touch()
     (own / "pydantic.py").write_text("raise ModuleNotFoundError('no pydantic', name='pydantic')\n")
     spec = importlib.util.find_spec("peft")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
 from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.errors import DoesNotFitError, SettingError
+from hf_memkit.errors import DoesNotFitError, RunError, SettingError
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.known_gpus import KNOWN_GPUS
-from hf_memkit.recipe.choose import resolve
+from hf_memkit.recipe.choose import choose, resolve
+from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
+from hf_memkit.train import build_model, missing_package, refuse_random_weights
 from hf_memkit.units import GIB
 
 
@@ -260,3 +263,28 @@ def test_t5_is_refused_where_it_would_compute_in_fp16(machine: Machine) -> None:
     with pytest.raises(DoesNotFitError, match="lora would compute in fp16, where T5's activations overflow"):
         make(t5, of(machine, "T4", 64))
     assert not make(t5, of(machine, "16GB", 64), "lora").problems
+
+
+def test_where_it_runs_auto_skips_a_variant_whose_package_is_missing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
+    classifier, card = load_recipe("bert-large-on-8gb"), machine.with_gpu(gpu_of_size("8GB"))
+    shown, _ = choose(classifier, card, Request(), use_hub=False, judge=None)
+    assert shown.preset == "8bit" and missing_package(shown) is not None
+    runs, _ = choose(classifier, card, Request(), use_hub=False, judge=None, runs=True)
+    assert runs.preset == "resident" and missing_package(runs) is None
+    assert [name for name, _ in runs.rejected] == ["8bit", "checkpointed"]
+    assert all("pip install" in why for _, why in runs.rejected)
+    named, _ = choose(classifier, card, Request(variant="8bit"), use_hub=False, judge=None, runs=True)
+    assert named.preset == "8bit"
+
+
+def test_random_weights_are_trained_on_a_gpu_only_if_asked_for(recipe: Recipe, machine: Machine) -> None:
+    setup = resolve(recipe, machine, Request(), use_hub=False)
+    assert setup["model.origin"] == "architecture"
+    with pytest.raises(RunError, match="--random-weights"):
+        build_model(setup, lambda line: None)
+    refuse_random_weights(setup.put("model.random_weights", True, "asked for"))
+    refuse_random_weights(rehearse(recipe, setup, gpus=1).setup)
+    refuse_random_weights(setup.put("model.origin", "hub", "a test's"))

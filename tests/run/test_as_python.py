@@ -142,3 +142,50 @@ def test_which_words_are_the_scripts(start: Start, scripts: Path, command: list[
     """Finds: a word of the script's that memkit takes, and the argument of a launcher lost."""
     memkit = start("-m", "hf_memkit", *command).ended()
     assert json.loads(memkit.out)["argv"][1:] == expected
+
+
+OWN = "import argparse, sys; argparse.ArgumentParser().add_argument('--predict'); print(sys.argv[1:])"
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("train.py --plan plan.yaml", "--plan plan.yaml"),
+        ("train.py --lr 1 --plan=plan.yaml --no-phases", "--plan=plan.yaml --no-phases"),
+        ("train.py --records out x", "--records out"),
+        ("--no-phases train.py --predict", "--predict"),
+        ("-m train --log all", "--log all"),
+        ("own.py --plan plan.yaml --predict 1", "--plan plan.yaml"),
+    ],
+)
+def test_options_behind_the_script_without_dashes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, refused: str
+) -> None:
+    """Finds: a training without the plan that its user gave."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise AssertionError('it ran')")
+    (tmp_path / "plan.yaml").write_text("arguments: {per_device_train_batch_size: 2}")
+    if words.startswith("own.py"):
+        (tmp_path / "own.py").write_text(OWN)
+    assert main(["run", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"memkit: error: {refused}: ") and "memkit run " in line
+
+
+@pytest.mark.parametrize("words", ["own.py --predict 1", "own.py --plan data.json", "own.py --lr 1 -m x --help"])
+def test_options_that_the_script_has_are_its_own(start: Start, tmp_path: Path, words: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "data.json").write_text("[]")
+    memkit = start(*MEMKIT, *words.split()).ended()
+    assert memkit.out.strip() == str(words.split()[1:])
+
+
+def test_a_notebook_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.ipynb").write_text('{"execution_count": null}')
+    monkeypatch.chdir(tmp_path)
+    for verb in ("run", "predict", "plan"):
+        assert main([verb, "job.ipynb"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("memkit: error: job.ipynb: a notebook")

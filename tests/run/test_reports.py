@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ import pytest
 
 from hf_memkit.memory.records import read_records
 from hf_memkit.zero import ops
-from tests.run.conftest import Start
+from tests.run.conftest import ROOT, Start
 
 MEMKIT = ("-m", "hf_memkit", "run")
 PAGE = "memory-report.html"
@@ -124,3 +129,19 @@ def test_deepspeed_without_a_launcher_trains(start: Start, tmp_path: Path, confi
     memkit = start(*MEMKIT, "trains.py", "deepspeed", "out", config, **variables).ended()
     assert memkit.code == 0, memkit.err
     assert len(found(tmp_path, "out")["losses"]) == 3 and recorded(tmp_path / "out")[-1] == "end"
+
+
+@pytest.mark.longer
+def test_ctrl_c_says_how_to_see_the_records(tmp_path: Path) -> None:
+    """And ends by the signal, as Python does."""
+    command = [sys.executable, *MEMKIT, "trains.py", "long", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while "step" not in (recorded(tmp_path / "out") if (tmp_path / "out" / "memory-rank0.jsonl").exists() else []):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert [line for line in said.splitlines() if line.startswith("memkit: ") and "memkit report out" in line]

@@ -62,6 +62,10 @@ def main():
     found = {"home": huggingface_hub.constants.HF_HOME}
     if how == "oom":
         new_trainer(arguments(out), callbacks=[Fails()]).train()
+    elif how == "long":
+        given = arguments(out)
+        given.max_steps = 100_000
+        new_trainer(given).train()
     elif how == "deepspeed":
         given = arguments(out, deepspeed=words[2])
         found["environment"] = {name: os.environ.get(name) for name in LAUNCHER}

@@ -198,7 +198,15 @@ def _refuse(trainer: Any, device_type: str) -> None:
     """
     arguments = trainer.args
     if arguments.device.type != device_type:
-        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; omit use_cpu")
+        asked = "unset ACCELERATE_USE_CPU" if "ACCELERATE_USE_CPU" in os.environ else "omit use_cpu"
+        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {asked}")
+    precision = getattr(arguments, "mixed_precision", "no")
+    if precision != "no" and not getattr(arguments, precision, False):
+        instead = f"{precision}=True" if hasattr(arguments, precision) else "bf16=True or fp16=True"
+        raise Unmodelled(
+            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out. Unset it, and "
+            f"give the script {instead}"
+        )
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")

@@ -18,7 +18,6 @@ socket, this process ends, with all that it forked.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -29,18 +28,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import Trainer, TrainingArguments
 
+from hf_memkit.ended_with_parent import end_with
 from hf_memkit.live_arguments import Reads, changed
 from hf_memkit.prediction.child.adapters import chunk_losses, give_adapters, made_at, with_adapters
 from hf_memkit.prediction.trace_request import EARLY, LATE
 
 __all__ = ["Forks"]
-
-_DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG
 
 Fields = dict[str, Any]
 
@@ -100,7 +98,7 @@ class Forks:
         sys.stderr.flush()
         if os.fork():
             return False
-        _die_with(parent)
+        end_with(parent)
         return True
 
     def _serve(self, name: str, args: tuple[Any, ...], kwargs: Fields) -> None:
@@ -141,7 +139,7 @@ class Forks:
                     parent = os.getpid()
                     process = os.fork()
                     if process == 0:
-                        _die_with(parent)
+                        end_with(parent)
                         connection.close()
                         for watched in running:
                             os.close(watched)
@@ -176,12 +174,6 @@ def _say_nothing() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(nowhere, number)
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _send(connection: socket.socket, content: dict[str, Any]) -> None:

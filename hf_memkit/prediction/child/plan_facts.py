@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import torch
-from accelerate.utils import HfDeepSpeedConfig
+from accelerate.utils.deepspeed import HfDeepSpeedConfig  # accelerate.utils has it only beside deepspeed
 from torch import nn
 from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -52,6 +53,7 @@ from hf_memkit.prediction.child.libraries import (
 )
 from hf_memkit.prediction.child.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.loaded_files import files_load_to_gpu
+from hf_memkit.prediction.child.no_real_training import no_real_training, trains_in_a_fork
 from hf_memkit.prediction.child.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
@@ -91,6 +93,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
         _pretend(request, boundary)
+    no_real_training(out.end)
     folder_begins = folder_goes_away(result.with_name(MADE))
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluations = Evaluations(worst=request.worst_batch)
@@ -130,10 +133,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
         found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
-    elif isinstance(raised, Exception):
-        found = _failure(raised)
     else:
-        raise raised
+        found = _failure(raised)
     out.write(found)
 
 
@@ -153,13 +154,30 @@ class _Result:
         tempfile.tempdir = str(path.with_name("temporary"))  # removed with all that is in it
         Path(tempfile.tempdir).mkdir()
 
+    def is_mine(self) -> bool:
+        """Whether this is the process that traces: the script may fork others, which come by here, too."""
+        return os.getpid() == self._process
+
     def write(self, content: Found) -> None:
         """By this process alone: a child that the script forked may come here too."""
-        if os.getpid() != self._process:
+        if not self.is_mine():
             os._exit(1)
-        temporary = self.path.with_suffix(".tmp")
+        self._put(content)
+
+    def _put(self, content: Found) -> None:
+        temporary = self.path.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(content))
         temporary.replace(self.path)
+
+    def end(self, content: Found) -> NoReturn:
+        """Writes it and ends the script, whichever of its processes and threads this is."""
+        self._put(content)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if not self.is_mine():
+            os.kill(self._process, signal.SIGKILL)
+        os._exit(0)
 
 
 def _enter_its_world(request: ScriptRequest) -> None:
@@ -216,6 +234,8 @@ def _at_train(
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not out.is_mine():
+            trains_in_a_fork(out.end)
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
@@ -297,7 +317,7 @@ def _setup_of(trainer: Any) -> Setup:
     return setup.put("model.attn_implementation", attention, why) if isinstance(attention, str) else setup
 
 
-def _failure(error: Exception) -> Found:
+def _failure(error: BaseException) -> Found:
     """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
     if not isinstance(error, MemkitError):
         said = " ".join(str(error).split())[:200]

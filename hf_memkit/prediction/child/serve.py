@@ -15,25 +15,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import psutil
 
+from hf_memkit.ended_with_parent import end_with
 from hf_memkit.prediction.child.quick_imports import load_again
 
 __all__ = ["serve"]
 
-_DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
-_TAKES_ORPHANS: Final = 36
+_TAKES_ORPHANS: Final = 36  # linux/prctl.h: PR_SET_CHILD_SUBREAPER
 
 
 def serve() -> None:
@@ -43,7 +45,9 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # nothing is computed
-    shim = _load()
+    with _ended_with_input():
+        shim = _load()
+    shim = shim or _tried()
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -52,8 +56,30 @@ def serve() -> None:
         load_again(modules)  # while nobody waits
 
 
+@contextlib.contextmanager
+def _ended_with_input() -> Iterator[None]:
+    """Loading takes seconds. Within it this process ends as soon as standard input does."""
+    loaded = os.eventfd(0)
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(0, 0)
+        poll.register(loaded, select.POLLIN)
+        if loaded not in dict(poll.poll()):
+            os._exit(0)
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    try:
+        yield
+    finally:
+        os.eventfd_write(loaded, 1)
+        waits.join()
+        os.close(loaded)
+
+
 def _load() -> str | None:
-    """Imports what every case needs; returns why fake CUDA tensors cannot be used, or None if they can."""
+    """Imports what every case needs; returns why fake CUDA tensors cannot be used, as far as that is known."""
     import torch
 
     from hf_memkit.prediction.child import cuda_device_guard
@@ -79,7 +105,14 @@ def _load() -> str | None:
     # has imported them.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
-    return _forked(cuda_device_guard.self_test, 60)  # now: a backward pass loads much of what is loaded here anyway
+    return None
+
+
+def _tried() -> str | None:
+    """Why fake CUDA tensors fail, or None if they do not. Now: a backward pass loads much of what is loaded anyway."""
+    from hf_memkit.prediction.child.cuda_device_guard import self_test
+
+    return _forked(self_test, 60)
 
 
 def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list[str]]:
@@ -126,17 +159,23 @@ def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
 
 
 def _script(job: dict[str, Any], result: Path, answers: int) -> None:
-    """Runs a user's script with its own standard input and output."""
-    from hf_memkit.prediction.child.script import run_script
-    from hf_memkit.prediction.trace_request import ScriptRequest
-
+    """Runs a user's script with its own standard input and output. What fails before its first line is a result, too:
+    a library that another one does not fit, say."""
     os.close(answers)  # what the script starts may outlive this process
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
     if job["output"] is not None:
         for number in (1, 2):
             os.dup2(job["output"], number)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
-    run_script(ScriptRequest.from_json(job["script"]), result)
+    faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
+    try:
+        from hf_memkit.prediction.child.script import run_script
+        from hf_memkit.prediction.trace_request import ScriptRequest
+
+        run_script(ScriptRequest.from_json(job["script"]), result)
+    except Exception as error:
+        about = {"type": type(error).__name__, "message": str(error), "place": "", "text": traceback.format_exc()}
+        result.write_text(json.dumps({"script_error": about}))
 
 
 def _forked(
@@ -147,9 +186,7 @@ def _forked(
     server = os.getpid()
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(1)
+        end_with(server)
         _leave(function)
     watched = os.pidfd_open(child)
     poll = select.poll()

@@ -1,0 +1,59 @@
+"""Processes that end when the process that started them has ended, also where that was killed.
+
+Linux sends a parent-death signal when the *thread* that started a process ends (prctl(2), PR_SET_PDEATHSIG). So:
+
+| the process | what it does |
+|---|---|
+| is forked by a thread that lasts | `end_with`, first thing |
+| is a program, started by a thread that lasts | `Popen(preexec_fn=ends_with_this())` |
+| is forked by any thread | `watch`: a thread of its own waits for the parent's end |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+__all__ = ["end_with", "ends_with_this", "watch"]
+
+_DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG
+
+
+def end_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """This process gets the signal when the thread that forked it ends."""
+    _end_with(ctypes.CDLL(None).prctl, parent, by)
+
+
+def ends_with_this(by: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """For `preexec_fn` of a program: it gets the signal when this thread ends. Give a launcher SIGTERM, at which it
+    ends its ranks, and SIGKILL to what may have a handler of that."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here: in the forked process a lock may be held
+    return lambda: _end_with(prctl, parent, by)
+
+
+def _end_with(prctl: Any, parent: int, by: signal.Signals) -> None:
+    prctl(_DEATH_SIGNAL, by)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(1)
+
+
+def watch(parent: int) -> None:
+    """This process ends when that one has ended, whichever thread forked it."""
+    watched = select.poll()
+    try:
+        watched.register(os.pidfd_open(parent), select.POLLIN)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:  # it had ended before, and another has its number
+        os._exit(1)
+
+    def wait() -> None:
+        watched.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

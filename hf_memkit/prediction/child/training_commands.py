@@ -1,0 +1,396 @@
+"""Which commands start a training: launchers, and Python that runs code which could train.
+
+In: the words of a command, as `execve` gets them. Out: the words that train, and the script that they start; None for
+all other programs. Nothing is run or imported: shell scripts, the first line of programs and the imports of Python
+files are read.
+
+```
+torchrun --nproc_per_node 2 train.py      a launcher
+sh -c "cd x && python -m pkg.train"       Python, with a module of a package that needs torch
+axolotl train x.yml                       a program that Python runs, which imports such a package
+python download.py                        no training, if it imports neither such a package nor what starts processes
+```
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+from typing import Final
+
+__all__ = ["TrainingCommand", "training_command"]
+
+_LAUNCHERS: Final = frozenset(
+    {"accelerate", "accelerate-launch", "colossalai", "composer", "deepspeed", "deepspeed.pt", "horovodrun", "ray",
+     "torchrun"}
+)  # fmt: skip
+"""Programs that start trainings."""
+
+_STARTERS: Final = frozenset(
+    {"aprun", "bsub", "jsrun", "mpiexec", "mpiexec.hydra", "mpirun", "orterun", "qsub", "salloc", "sbatch", "srun"}
+)
+"""Programs that start any program on the nodes of a cluster."""
+
+_WRAPPERS: Final = frozenset(
+    {"chrt", "command", "conda", "env", "eval", "exec", "ionice", "mamba", "micromamba", "nice", "nohup", "nsys",
+     "numactl", "pipenv", "poetry", "setsid", "stdbuf", "sudo", "taskset", "time", "timeout", "torchfrtrace", "uv",
+     "uvx", "xargs"}
+)  # fmt: skip
+"""Programs, and words of the shell, behind which another command stands."""
+
+_SHELLS: Final = frozenset({"ash", "bash", "dash", "ksh", "sh", "source", "zsh", "."})
+_KEYWORDS: Final = frozenset({"!", "{", "do", "elif", "else", "export", "if", "then", "until", "while"})
+_QUESTIONS: Final = frozenset({"--help", "--version", "-h", "config", "env", "info", "list", "status", "version"})
+"""First arguments at which a launcher only answers."""
+
+_PYTHON: Final = re.compile(r"(python|pypy)[\d.]*$")
+_VALUED: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+"""Options of Python with a value."""
+
+_NEED_TORCH: Final = frozenset(
+    {"accelerate", "deepspeed", "jax", "keras", "lightning", "pytorch_lightning", "ray", "tensorflow", "torch",
+     "transformers"}
+)  # fmt: skip
+"""What trains, and what trains with it requires."""
+
+_OF_DATA: Final = re.compile(r"(Config|FeatureExtractor|Processor|Tokenizer|TokenizerFast|logging|set_seed)$")
+"""Names of transformers that make data ready."""
+
+_STARTS: Final = frozenset({"importlib", "multiprocessing", "pty", "runpy", "subprocess"})
+_STARTING: Final = re.compile(r"(exec|spawn|posix_spawn)\w*$|(fork|popen|system)$")
+"""Modules of Python, and functions of `os`, behind which any code may stand."""
+
+_PROCESSES: Final = re.compile(r"--(num[_-]processes|nproc[_-]per[_-]node|num[_-]gpus)(=(?P<value>\d+))?$")
+_DEEPEST: Final = 5
+"""Scripts that start scripts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCommand:
+    """A command that trains.
+
+    Attributes:
+        words: its words, without those of a shell before it.
+        target: what stands for it on memkit's command line, such as `train.py -- --lr 1`; empty if that is not known.
+    """
+
+    words: tuple[str, ...]
+    target: str
+
+    def __str__(self) -> str:
+        shown = shlex.join(self.words)
+        return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+_SHOWN: Final = 200
+
+
+def training_command(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str] = os.environ
+) -> TrainingCommand | None:
+    """The training that a command starts, in this folder and with these variables; None: it starts none."""
+    found = _Reader(folder, environment).training(tuple(words))
+    return None if found is None else TrainingCommand(found, _target(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    folder: Path
+    environment: Mapping[str, str]
+    depth: int = 0
+
+    def training(self, words: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The words that train."""
+        words = tuple(_without_assignments(words))
+        if not words or self.depth > _DEEPEST:
+            return None
+        program, rest = Path(words[0]).name, words[1:]
+        if program in _LAUNCHERS:
+            return None if set(rest[:1]) & _QUESTIONS else words
+        if _PYTHON.match(program):
+            return words if self._python_trains(rest) else None
+        if program in _SHELLS:
+            return self._deeper()._of_shell(rest)
+        if program in _WRAPPERS or program in _STARTERS:
+            for number in range(len(rest)):
+                if found := self.training(rest[number:]):
+                    return found
+            if program in _WRAPPERS or set(rest[:1]) & _QUESTIONS or any(map(self._program, rest)):
+                return None
+            return words
+        path = self._program(words[0])
+        interpreter = _first_line(path) if path is not None else ()
+        if not interpreter:
+            return None
+        if not _PYTHON.match(Path(interpreter[-1]).name):
+            return self._deeper().training((*interpreter, str(path), *rest))
+        return words if not set(rest[:1]) & _QUESTIONS and _file_trains(path, unknown=True) else None
+
+    def _deeper(self) -> _Reader:
+        return _Reader(self.folder, self.environment, self.depth + 1)
+
+    def _program(self, name: str) -> Path | None:
+        if "/" in name:
+            path = self.folder / name
+            return path if path.is_file() else None
+        found = shutil.which(name, path=self.environment.get("PATH"))
+        return Path(found) if found else None
+
+    # ---- Python ----
+
+    def _python_trains(self, rest: tuple[str, ...]) -> bool:
+        """Whether Python with these arguments could train. `-c` is how libraries ask about the machine."""
+        at = 0
+        while at < len(rest) and rest[at].startswith("-"):
+            word = rest[at]
+            if word in ("-", "-c") or (word[1] != "-" and "c" in word and "m" not in word):
+                return False
+            if word[1] != "-" and "m" in word:
+                glued = word.partition("m")[2]
+                name, rest = (glued, rest[at + 1 :]) if glued else (next(iter(rest[at + 1 :]), ""), rest[at + 2 :])
+                return self._module_trains(name) or any(self._is_training(each) for each in rest)
+            at += 2 if word in _VALUED else 1
+        return at < len(rest) and _file_trains(self.folder / rest[at])
+
+    def _is_training(self, word: str) -> bool:
+        """A script behind a module that runs scripts, such as `coverage` or `pdb`."""
+        return word.endswith(".py") and (self.folder / word).is_file() and _file_trains(self.folder / word)
+
+    def _module_trains(self, name: str) -> bool:
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names:
+            return False
+        local = _module_file(name, [str(self.folder)])
+        return _file_trains(local) if local is not None else _package_trains(name, unknown=True)
+
+    # ---- shells ----
+
+    def _of_shell(self, rest: tuple[str, ...]) -> tuple[str, ...] | None:
+        for number, word in enumerate(rest):
+            if re.match(r"-\w*c$", word):
+                text, values = next(iter(rest[number + 1 :]), ""), rest[number + 2 :]
+                return self._in_text(text, ("", *values)[: len(values) + 1])
+            if not word.startswith(("-", "+")):
+                try:
+                    return self._in_text((self.folder / word).read_text(errors="replace"), rest[number:])
+                except OSError:
+                    return None
+        return None
+
+    def _in_text(self, text: str, given: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The first command of a shell's script that trains. `given`: `$0`, `$1` …"""
+        variables = {**self.environment, **{str(number): each for number, each in enumerate(given)}}
+        variables |= dict.fromkeys("@*", shlex.join(given[1:]))
+        for line in text.replace("\\\n", " ").splitlines():
+            for command in _commands(line):
+                words = [part for word in command for part in _expanded(word, variables)]
+                while words and (words[0] in _KEYWORDS or _ASSIGNMENT.match(words[0])):
+                    name, equals, value = words.pop(0).partition("=")
+                    if equals:
+                        variables[name] = value
+                if found := self.training(tuple(words)):
+                    return found
+        return None
+
+
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
+_VARIABLE: Final = re.compile(r"\$(?:(?P<name>\w+|[@*])|\{(?P<long>\w+|[@*])(?::?[-=](?P<default>[^}]*))?\})")
+
+
+def _without_assignments(words: Sequence[str]) -> Iterator[str]:
+    before = True
+    for word in words:
+        before = before and bool(_ASSIGNMENT.match(word))
+        if not before:
+            yield word
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    """The simple commands of a line of a shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:  # a quote that ends in another line
+        words = line.split()
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if set(word) <= set("();<>|&"):
+            if command:
+                yield command
+            command = []
+        else:
+            command.append(word.strip("`"))
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
+    """A word with values in place of variables: several words, if nothing else stands in it."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found["name"] or found["long"]
+        return variables.get(name) or _VARIABLE.sub(value, found["default"] or "")
+
+    filled = _VARIABLE.sub(value, word)
+    return filled.split() if _VARIABLE.fullmatch(word) else [filled]
+
+
+def _first_line(path: Path) -> tuple[str, ...]:
+    """The interpreter of a script, `env` left out; empty for other programs."""
+    try:
+        with path.open("rb") as file:
+            line = file.read(256).partition(b"\n")[0]
+    except OSError:
+        return ()
+    if not line.startswith(b"#!"):
+        return ()
+    words = line[2:].decode(errors="replace").split()
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return tuple(words[:1])
+
+
+# ---- what a Python file could do ----
+
+
+@cache
+def _file_trains(path: Path, *, unknown: bool = False) -> bool:
+    """Whether a Python file imports what trains, or what starts anything: itself, or by way of other files that belong
+    to no installed package. One that cannot be read could. `unknown`: whether a package that is missing could."""
+    if (name := _installed_as(path)) is not None:
+        return _package_trains(name, unknown=True)
+    seen: set[Path] = set()
+    left = [path]
+    while left:
+        each = left.pop().resolve()
+        if each in seen:
+            continue
+        seen.add(each)
+        try:
+            tree = ast.parse(each.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return True
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os" and _STARTING.match(node.attr):
+                return True
+            for name, level in _imported(node):
+                top = name.partition(".")[0]
+                if not level and top in sys.stdlib_module_names:
+                    if top in _STARTS:
+                        return True
+                    continue
+                folders = [each.parents[level - 1]] if level else [each.parent, path.parent]
+                local = _module_file(name, [str(folder) for folder in folders])
+                if local is not None:
+                    left.append(local)
+                elif not level and (top == "torch" or _package_trains(name, unknown=unknown)):
+                    return True
+    return False
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """(name of a module that is imported, or that may be one; level of a relative import), its packages too. None of
+    transformers where only what makes data ready is taken from it."""
+    names: list[str] = []
+    level = 0
+    if isinstance(node, ast.Import):
+        names = [each.name for each in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        if node.module == "transformers" and all(_OF_DATA.search(each.name) for each in node.names):
+            return
+        level, module = node.level, [node.module] if node.module else []
+        names = [".".join((*module, each.name)) for each in node.names]
+    for name in names:
+        parts = name.split(".")
+        yield from ((".".join(parts[:number]), level) for number in range(1, len(parts) + 1))
+
+
+def _module_file(name: str, folders: Sequence[str]) -> Path | None:
+    """The file of a module in these folders, or of one that is installed from a checkout, without importing it."""
+    spec, within = None, list(folders)
+    for number, part in enumerate(name.split(".")):
+        spec = importlib.machinery.PathFinder.find_spec(part, within)
+        if spec is None and number == 0:
+            with contextlib.suppress(ValueError):  # a module without a spec
+                spec = importlib.util.find_spec(part)  # a package that is installed from a checkout, too
+        if spec is None:
+            return None
+        within = list(spec.submodule_search_locations or ())
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    path = Path(spec.origin)
+    if _installed_as(path) is not None:
+        return None
+    main = path.with_name("__main__.py")
+    return main if path.name == "__init__.py" and main.exists() else path
+
+
+def _installed_as(path: Path) -> str | None:
+    """The dotted name of a file of an installed package."""
+    parts = path.parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            inside = parts[parts.index(folder) + 1 :]
+            return ".".join((*inside[:-1], Path(inside[-1]).stem))
+    return None
+
+
+@cache
+def _package_trains(name: str, *, unknown: bool) -> bool:
+    """Whether a module's package requires what trains; of torch itself, only its launchers do. `unknown`: the answer
+    for a package that is not installed here."""
+    top = name.partition(".")[0]
+    if top == "torch":
+        return name.startswith("torch.distributed")
+    if top in _NEED_TORCH:
+        return True
+    distributions = _distributions().get(top)
+    if not distributions:
+        return unknown
+    asked = [each for one in distributions for each in requires(one) or () if "extra ==" not in each]
+    return any(re.split(r"[^\w.-]", each, maxsplit=1)[0].lower().replace("-", "_") in _NEED_TORCH for each in asked)
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+# ---- what to type instead ----
+
+
+def _target(words: tuple[str, ...]) -> str:
+    """What a launcher or Python starts, with memkit's options for it; empty if no word says it."""
+    gpus = ""
+    for number, word in enumerate(words):
+        if found := _PROCESSES.match(word):
+            value = found["value"] or next(iter(words[number + 1 : number + 2]), "")
+            gpus = f" --gpus {value}" if value.isdigit() and value != "1" else ""
+        module = word in ("-m", "--module") or re.match(r"-[a-zA-Z]*m$", word)
+        if module and number + 1 < len(words):
+            name, rest = words[number + 1], words[number + 2 :]
+            if _starts_trainings(name) or name in sys.stdlib_module_names:
+                continue
+            return _joined(f"-m {name}{gpus}", rest)
+        if number > 0 and word.endswith(".py") and not _starts_trainings(_installed_as(Path(word)) or ""):
+            return _joined(f"{shlex.quote(word)}{gpus}", words[number + 1 :])
+    return ""
+
+
+def _starts_trainings(module: str) -> bool:
+    return module.startswith(("torch.distributed", "accelerate.commands", "deepspeed"))
+
+
+def _joined(target: str, rest: Sequence[str]) -> str:
+    return f"{target} -- {shlex.join(rest)}" if rest else target

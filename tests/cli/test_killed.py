@@ -1,0 +1,104 @@
+"""A command that is killed, which no handler hears, leaves no process: each real command, and the count of its
+descendants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+
+TRAINS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 4
+model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=64))
+Trainer(model, TrainingArguments("out", max_steps=4, report_to="none", save_strategy="no"), train_dataset=rows).train()
+"""
+WAITS = """
+import pathlib, subprocess, time
+
+other = subprocess.Popen(["sleep", "300"], start_new_session=True)
+pathlib.Path("waits").touch()
+time.sleep(300)
+"""
+LIMIT_S = 15
+"""For the processes of a command that was killed; they end in less than a second on an idle machine."""
+
+
+def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.Process]], bool]) -> None:
+    """Starts `memkit COMMAND` beside `train.py`, kills it in the moment `when`, and waits for its descendants."""
+    (folder / "train.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    arguments = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": environment}
+    process = subprocess.Popen([*command], **arguments)  # type: ignore[call-overload]
+    deadline = time.monotonic() + 120
+    while not when(found := psutil.Process(process.pid).children(recursive=True)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(found, timeout=LIMIT_S)
+    for each in left:
+        each.kill()
+    assert found and not left
+
+
+def memkit(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "hf_memkit", *words)
+
+
+def test_processes_of_a_pool_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    """From a thread that has ended: a parent-death signal would have come then."""
+    code = """
+import os, threading, time
+from hf_memkit.plan.planning import _pool
+
+pool = _pool()
+thread = threading.Thread(target=lambda: pool.submit(os.getpid).result())
+thread.start()
+thread.join()
+assert pool.submit(os.getpid).result()
+open("ready", "w").close()
+time.sleep(300)
+"""
+    killed(
+        tmp_path,
+        code,
+        sys.executable,
+        "train.py",
+        when=lambda found: len(found) >= 2 and (tmp_path / "ready").exists(),
+    )
+
+
+@pytest.mark.longer
+def test_predict(tmp_path: Path) -> None:
+    """While its child loads, and while the script runs, which has started another program."""
+    killed(tmp_path, TRAINS, *memkit("predict", "train.py", "--gpu", "T4"), when=lambda found: len(found) == 1)
+    killed(
+        tmp_path,
+        WAITS,
+        *memkit("predict", "train.py", "--gpu", "T4"),
+        when=lambda found: len(found) == 3 and (tmp_path / "waits").exists(),
+    )
+
+
+@pytest.mark.longer
+def test_plan(tmp_path: Path) -> None:
+    """With its pool, whose processes hold what the others listen to."""
+    words = memkit("plan", "train.py", "--gpu", "T4", "--limit", "600")
+    killed(tmp_path, TRAINS, *words, when=lambda found: len(found) >= 4)
+
+
+@pytest.mark.longer
+def test_run(tmp_path: Path) -> None:
+    """While it predicts."""
+    killed(tmp_path, WAITS, *memkit("run", "--predict", "train.py"), when=lambda found: len(found) >= 3)
