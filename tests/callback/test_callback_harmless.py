@@ -215,6 +215,7 @@ def test_close_removes_the_hooks_of_a_training_that_raised(make_trainer: Any) ->
     assert hook_count(trainer.model) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_training_that_begins_again_without_an_end(make_trainer: Any) -> None:
     """As auto_find_batch_size does after an OOM."""

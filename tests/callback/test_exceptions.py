@@ -355,6 +355,7 @@ def test_a_training_that_takes_over_the_file_ends_the_one_before(make_trainer: A
     assert run_kinds(second) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 @pytest.mark.parametrize("batch_size_finder", [True, False])
 def test_begins_again_after_an_oom_that_was_caught(batch_size_finder: bool, make_trainer: Any, allocator: Any) -> None:
@@ -452,6 +453,7 @@ def test_two_trainers_in_turn(make_trainer: Any, shown: list[BaseException], tmp
     assert run_kinds(outer_callback) == ["run", "step", "oom", "end"]
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_advice_never_takes_the_place_of_the_error(
     make_trainer: Any, shown: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,6 +506,7 @@ def test_a_script_that_catches_can_free_its_model(make_trainer: Any, allocator: 
     assert parts and all(part() is None for part in parts)
 
 
+@pytest.mark.slow
 def test_hooks_of_trainings_that_were_caught_do_not_pile_up(make_trainer: Any, shown: Any) -> None:
     before = sys.excepthook
     for _ in range(3):

@@ -93,6 +93,7 @@ def test_a_rank_that_is_killed_and_one_that_is_stopped() -> None:
         assert ended["close_s"] < 2 and ended["exit_s"] < 10 and ended["failure"] is None
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs() -> None:
     """Rank 0 hosts the store. While it stands still, so does the store; the training thread of rank 1 does not."""
     with ranks(2) as (first, second):
@@ -105,6 +106,7 @@ def test_a_store_that_hangs() -> None:
         assert ended["close_s"] < 2 and ended["exit_s"] < 10
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone() -> None:
     with ranks(2) as (first, second):
         first.until(lambda report: len(report["heard"]) == 2)

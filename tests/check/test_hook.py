@@ -43,6 +43,7 @@ def test_the_hook_takes_files_named_after_deepspeed(path: str, taken: bool) -> N
     assert (re.search(hook()["files"], path) is not None) is taken
 
 
+@pytest.mark.slow
 def test_pre_commit_runs_it(tmp_path: Path) -> None:
     """With the entry and the pattern of the manifest; `language: python` would install PyTorch once more."""
     done = subprocess.run([sys.executable, "-m", "pre_commit", "validate-manifest", str(MANIFEST)])

@@ -184,6 +184,7 @@ def hub() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_gated_model_says_what_to_do(memkit: Memkit, hub: str, tmp_path: Path) -> None:
     """Over the real client; what stands in is the hub."""
     environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
@@ -227,6 +228,7 @@ def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp
     assert any("assumed" in note for note in alone.notes)
 
 
+@pytest.mark.slow
 def test_evaluations_that_generate_are_seq2seqtrainer_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "d_kv": 8, "d_ff": 32,
@@ -385,6 +387,7 @@ def test_where_nothing_is_near_a_smaller_job_is_asked_for(xl: Setup) -> None:
     assert "Try next" not in text and "Give a smaller --batch-size or --sequence-length, or more RAM" in text
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> None:
     """Would notice: a setup that was not traced, that has another batch, or does not fit itself."""
     shape = ("--model", tiny, "--gpu", "T4", "--gpu-memory", "1GB", "--sequence-length", "64", "--batch-size", "2048")

@@ -44,6 +44,7 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_real_command_lists_and_prints(memkit: Memkit, tmp_path: Path) -> None:
     ran = memkit("preset", "copy", "lora", "-")
     assert ran.returncode == 0, ran.stderr

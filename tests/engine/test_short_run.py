@@ -34,6 +34,7 @@ def test_a_few_steps(quick_memkit: Quick, tmp_path: Path, text_file: Path, varia
     assert len([r for r in read_json_lines(tmp_path / "run" / "memory-rank0.jsonl") if r["kind"] == "run"]) == 1
 
 
+@pytest.mark.slow
 def test_a_local_model_keeps_its_weights_and_tokenizer(quick_memkit: Quick, tmp_path: Path, text_file: Path) -> None:
     first = ["recipe", "gpt2-on-16gb", "--variant", "resident", "--data", str(text_file), "--max-steps", "3"]
     assert quick_memkit(*first, "--output", "one").returncode == 0

@@ -52,6 +52,7 @@ def test_copies_that_only_the_optimizer_has() -> None:
     }
 
 
+@pytest.mark.slow
 def test_quantized_states_count_by_their_inner_tensors() -> None:
     low_bit = pytest.importorskip("torchao.optim")
     model = nn.Linear(64, 128, bias=False)

@@ -153,6 +153,7 @@ Trainer(
 """
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "memory-rank0.jsonl"
     with (tmp_path / "log").open("w") as log:

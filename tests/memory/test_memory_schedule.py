@@ -58,6 +58,7 @@ def test_watching_costs_a_thousandth_at_most() -> None:
     assert schedule.is_due(SINGLE_STEPS + 40, 200.0) and not schedule.is_due(4 * SINGLE_STEPS + 20, 200.0)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_steps(tmp_path: Path, allocator: Any) -> None:
     """The recorder as Trainer drives it, without Trainer: the file grows with the logarithm, memory not at all."""
     model = nn.Linear(4, 4)

@@ -259,6 +259,7 @@ with tracer:
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_as_a_training_that_is_resumed_reads_it(predict: Predict, tmp_path: Path) -> None:
     """Would notice: optimizer states that are read twice, adapters that are read to the device and not counted."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

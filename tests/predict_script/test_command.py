@@ -331,6 +331,7 @@ Trainer(GPT2LMHeadModel(config), arguments, train_dataset=rows, data_collator=co
 """
 
 
+@pytest.mark.slow
 def test_without_padding_the_worst_batch_is_smaller(run: Run) -> None:
     """Would notice: a batch without padding that is predicted with the padded one's attention or length, one that is
     offered where it cannot train, length grouping that is taken for help."""
@@ -468,6 +469,7 @@ def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.Mo
     assert found["peak_reserved_gib"][0] * 2**30 % 2**21 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_what_deepspeed_holds_is_computed_from_the_script_s_model(run: Run, tmp_path: Path) -> None:
     """Would notice: an engine that is left out, ranks that are not counted, adapters that count as the whole model."""

@@ -119,6 +119,7 @@ def test_what_differs_between_two_environments_is_named(
     assert f"activations {format_size(there_bytes)} {format_size(here_bytes)} +{format_size(copied)}" in rows
 
 
+@pytest.mark.slow
 def test_a_script_that_runs_in_the_other_environment_alone_is_predicted_with_it(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_script_that_runs_in_the_other_environment_alone_is_predicted_with_it(
     assert "train.py, line 1" in why and "only_there" in why
 
 
+@pytest.mark.slow
 def test_the_other_environment_s_trace_is_its_real_training(other: Path, tmp_path: Path) -> None:
     """Would notice: a prediction with `--python` that is not what a training with that Python allocates."""
     (tmp_path / "train.py").write_text(SCRIPT)

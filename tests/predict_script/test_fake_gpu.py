@@ -75,6 +75,7 @@ def ended_well(content: dict[str, Any]) -> None:
     assert content == {"never_trained": True, "exit": None}, content
 
 
+@pytest.mark.slow
 def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
     """Without the rule the package would be missing, or every score be kept."""
     text = "made = model(attn_implementation='{0}')\nassert made.config._attn_implementation == '{0}'\ntrain(made)"
@@ -85,6 +86,7 @@ def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
     assert said == [False, importlib.util.find_spec("flash_attn") is None]
 
 
+@pytest.mark.slow
 def test_padding_is_taken_out_for_flash_attention(run: Run) -> None:
     """Were padded rows attended whole, what is kept would not depend on how much of them is padding."""
     text = """
@@ -107,6 +109,7 @@ def test_padding_is_taken_out_for_flash_attention(run: Run) -> None:
     assert kinds[0] != kinds[1]
 
 
+@pytest.mark.slow
 def test_sequences_in_one_row_train_with_flash_attention(run: Run) -> None:
     """TRL's packing gives their lengths; a kernel without a rule for them would stop the trace."""
     content = run("""
@@ -134,6 +137,7 @@ def test_flash_attention_is_refused_on_a_gpu_that_it_has_no_kernels_for(run: Run
     assert "FlashAttention only supports Ampere GPUs or newer" in content["script_error"]["text"]
 
 
+@pytest.mark.slow
 def test_liger_is_the_same_from_the_arguments_and_from_the_script(run: Run) -> None:
     """The script's own call patches before the model is made: its kernels must not be launched either."""
     by_argument = peak(run("train(model(), use_liger_kernel=True)"))
@@ -180,6 +184,7 @@ def test_questions_after_the_gpu_are_answered(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
     """Would notice: a limit of torch that the verdict leaves out."""
     found = run("""
@@ -224,6 +229,7 @@ def test_a_compiled_model_is_refused(run: Run) -> None:
     assert "torch.compile(LlamaForCausalLM)" in error["message"] and error["place"].startswith("script.py, line")
 
 
+@pytest.mark.slow
 def test_a_model_is_used_in_inference_mode(run: Run) -> None:
     """As evaluators do before a training, and in its evaluations: `.to` and `bool` come in one piece there."""
     content = run("""

@@ -86,6 +86,7 @@ def model(tmp_path: Path) -> int:
     return sum(each.nbytes for each in made.parameters())
 
 
+@pytest.mark.slow
 def test_tensors_on_the_host_are_what_a_process_takes(predict: Predict, tmp_path: Path, model: int) -> None:
     """Would notice: mapped files that are counted, weights in another dtype that are not, copies of what is written to
     in a file, or that they last as long as the file."""

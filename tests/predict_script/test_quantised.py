@@ -109,6 +109,7 @@ def test_what_is_not_modelled_is_refused_in_a_line(
     assert found["error"]["type"] == "Unmodelled" and "train.py, line" in found["error"]["place"], found
 
 
+@pytest.mark.slow
 def test_what_is_dequantised_when_it_is_loaded_is_no_quantised_model(
     predict: Predict, model: Callable[..., str]
 ) -> None:
