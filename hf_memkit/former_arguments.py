@@ -236,16 +236,17 @@ _ONLY_TRL: Final = frozenset(
 def trl_in_use(names: Set[str]) -> list[str]:
     """The installed classes of TRL that a file with these names is for; none if nothing shows that it is for TRL.
 
-    Of the trainers' configs those that have most of the names which only TRL has, in one version or another; stable
-    ones before experimental ones.
+    Of the trainers' configs those that have most of the names which only TRL has, in one version or another; of these
+    those that have most of them now, and stable ones before experimental ones.
     """
     installed = [name for name in _history()["trl"]["classes"] if name in compat.trl_classes()]
     beside = [name for name in installed if name in _BESIDE]
     trainers = [name for name in installed if name not in _BESIDE]
     common = _shared() | EXAMPLES | {name for each in beside for name in _ever("trl", each)}
-    counts = {each: len(names & _ever("trl", each) - common) for each in trainers}
-    most = max(counts.values(), default=0)
-    if not most and not names & _ONLY_TRL:
+    own = names - common
+    counts = {each: (len(own & _ever("trl", each)), len(own & compat.trl_classes()[each])) for each in trainers}
+    most = max(counts.values(), default=(0, 0))
+    if not most[0] and not names & _ONLY_TRL:
         return []
     used = [each for each in trainers if counts[each] == most]
     used = [each for each in used if each in compat.stable_trl_classes()] or used

@@ -54,10 +54,16 @@ _TOOLS: Final = (
     ("a config of ms-swift", "model", "tuner_type train_type rlhf_type sft_type split_dataset_ratio"),
     ("a config of ms-swift", "dataset", "tuner_type train_type rlhf_type sft_type"),
     ("a config of ms-swift", "sft_type", "model_type model_id_or_path"),
+    (
+        "a config of ms-swift", "model dataset",
+        "attn_impl freeze_vit load_from_cache_file lora_rank model_author quant_bits split_dataset_ratio system "
+        "target_modules template torch_dtype",
+    ),
     ("a config of verl", "actor_rollout_ref", ""),
     ("a config of NeMo-RL", "policy cluster", ""),
     ("a config of NeMo", "trainer exp_manager", ""),
     ("a config of NeMo or Lightning", "trainer model", "data exp_manager optim seed_everything"),
+    ("a config of Composer", "model train_loader", ""),
     ("a config of trlx", "train model method", ""),
     ("a config of LitGPT", "checkpoint_dir train", ""),
     ("a config of Ludwig", "input_features output_features", ""),
@@ -105,8 +111,11 @@ _GENERATION: Final = frozenset(
 )  # fmt: skip
 """Keys of a generation config (transformers 5.23.0: generation/configuration_utils.py)."""
 
-_MARKS: Final = {"_component_": "a config of torchtune", "_target_": "a config of Hydra", "class_path": "a config of "
-                 "Lightning"}  # fmt: skip
+_MARKS: Final = {
+    "_component_": "a config of torchtune",
+    "_target_": "a config of Hydra or NeMo AutoModel",
+    "class_path": "a config of Lightning",
+}
 """Keys inside sections that show the tool."""
 
 _FSDP: Final = frozenset(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
+from hf_memkit.checks.deepspeed_keys import SECTIONS
 from hf_memkit.checks.other_files import Other, other_script, other_tool
 from hf_memkit.compat import current_name
 from hf_memkit.errors import InputError
@@ -175,6 +176,9 @@ def _kind(content: Mapping[str, Any]) -> Kind:
     keys = content.keys()
     if keys & _RECIPE:
         return "recipe"
-    if keys & _DEEPSPEED or any(isinstance(content.get(name), Mapping) for name in _DEEPSPEED_SECTIONS):
+    sections = any(isinstance(content.get(name), Mapping) for name in _DEEPSPEED_SECTIONS)
+    known = SECTIONS[""].keys or {}
+    # A script's own YAML may have a section `optimizer` too, among others.
+    if keys & _DEEPSPEED or (sections and 2 * len(keys & known.keys()) >= len(keys)):
         return "deepspeed"
     return "arguments"

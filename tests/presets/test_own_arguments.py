@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hf_memkit import compat
 from hf_memkit.argument_values import checked, misspelt, unknown
 from hf_memkit.compat import fields, to_installed_arguments
 from hf_memkit.errors import SettingError
+from hf_memkit.former_arguments import _SUCCESSORS, ever_fields, former_arguments
 from hf_memkit.presets.own import settle
 from hf_memkit.setup import Setup
 
@@ -174,6 +177,31 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
 )
 def test_a_name_that_nearly_is_a_field_is_told_from_one_of_its_own(name: str, field: list[str]) -> None:
     assert list(misspelt(name)) == field
+
+
+NEEDS_TRL = pytest.mark.skipif(not compat.trl_classes(), reason="TRL is not installed")
+
+
+@NEEDS_TRL
+def test_no_field_of_the_installed_libraries_is_a_former_one() -> None:
+    """And each successor is a field."""
+    for owner, names in {"TrainingArguments": compat.argument_types(), **compat.trl_classes()}.items():
+        assert former_arguments(dict.fromkeys(names, 1)) == {}, owner
+    assert set(compat.argument_types()) <= ever_fields(), "scripts/argument_fields.py is older than transformers"
+    for former, successor in _SUCCESSORS.items():
+        assert re.match(r"\w+", successor)[0] in fields(), former  # type: ignore[index]
+        assert "=" not in former and former not in compat.argument_types()
+
+
+@NEEDS_TRL
+def test_a_former_argument_s_fix_has_its_value() -> None:
+    given = {"warmup_ratio": 0.1, "fsdp_transformer_layer_cls_to_wrap": ["A", "B"], "no_cuda": False, "packing": True}
+    fixes = {name: former.fix for name, former in former_arguments({**given, "max_seq_length": 512}).items()}
+    assert "warmup_steps: 0.1" in fixes["warmup_ratio"] and "max_length: 512" in fixes["max_seq_length"]
+    assert "transformer_layer_cls_to_wrap: [A, B]" in fixes["fsdp_transformer_layer_cls_to_wrap"]
+    assert "use_cpu" not in fixes["no_cuda"], "off: there is nothing to write"
+    (fix,) = (each.fix for each in former_arguments({"warmup_ratio": 0.1, "warmup_steps": 5}).values())
+    assert "warmup_steps: 0.1" not in fix, "it is set already"
 
 
 def test_the_fields_of_trl_are_those_of_its_classes() -> None:
