@@ -68,6 +68,7 @@ class LibraryEvaluations:
     def _called(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(method)
         def called(*args: Any, **kwargs: Any) -> Any:
+            """As the library has it; a text, because evaluate adds to that of a copy (0.4.6: module.py 229)."""
             place, in_training = users_line(), self.phase is None
             with contextlib.ExitStack() as stack:
                 read = stack.enter_context(self._boundary.values_are_made_up(_LIMIT_S, self._begins))
