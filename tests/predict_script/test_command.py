@@ -243,7 +243,7 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
         return code, json.loads(out)
 
     code, found = predicted("200", "finds", "0")
-    batch, tried = found["request"]["batch_size"], [200]
+    batch, tried = found["request"]["micro_batch_size"], [200]
     assert len((tmp_path / "runs").read_text().splitlines()) <= 6
     while tried[-1] > 1:
         tried.append(int(tried[-1] * 0.9))  # accelerate 1.15: utils/memory.py
@@ -254,7 +254,7 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
     fits = predicted("4", "finds", "0")
     assert fits[0] == 0 and not any("auto_find" in note for note in fits[1]["notes"])
     code, found = predicted("4", "finds", "200")  # an evaluation: Trainer tries nothing
-    assert code == 1 and found["peak_phase"] == "evaluate" and found["request"]["batch_size"] == 4
+    assert code == 1 and found["peak_phase"] == "evaluate" and found["request"]["micro_batch_size"] == 4
 
 
 def test_nothing_is_looked_for_where_that_is_not_wanted(run: Run) -> None:

@@ -47,8 +47,15 @@ def made(name):
         options["preprocess_logits_for_metrics"] = lambda logits, labels: logits.argmax(-1)
     if name == "a pair":
         options["preprocess_logits_for_metrics"] = lambda logits, labels: (logits[..., :9], {"first": logits[:, 0]})
-    if name == "batch by batch":
+    if name.startswith("batch by batch"):
         arguments["batch_eval_metrics"] = True
+    if name == "batch by batch, on the GPU":
+        probabilities = []
+        def summed(found, compute_result):
+            probabilities.append(found.predictions.softmax(-1))
+            del probabilities[:-1]
+            return {}
+        options["compute_metrics"] = summed
     if name == "moved":
         arguments["eval_accumulation_steps"] = 1
     if name == "moved at last":
@@ -98,7 +105,8 @@ def made(name):
     return kind(model(config), kind_of_arguments("out", **arguments), **options)
 """
 NAMES: Final = (
-    "logits", "argmax", "a pair", "batch by batch", "moved", "moved at last", "moved never", "in lists", "losses",
+    "logits", "argmax", "a pair", "batch by batch", "batch by batch, on the GPU", "moved",
+    "moved at last", "moved never", "in lists", "losses",
     "no metrics", "inputs", "hidden states", "no labels kept", "padded", "few", "several", "cast", "tokens", "answers",
     "own evaluate()", "argmax of own evaluate()",
 )  # fmt: skip

@@ -28,7 +28,7 @@ from hf_memkit.prediction.child.batches import chosen_batches, first_batches
 from hf_memkit.prediction.child.kept_predictions import Kept, as_of_more_batches
 from hf_memkit.prediction.child.leaves_nothing import with_subclasses
 from hf_memkit.prediction.child.row_sizes import elements
-from hf_memkit.prediction.child.traced_batches import Batches, Loader, on_host
+from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, on_host
 from hf_memkit.prediction.child.users_code import line_of
 from hf_memkit.units import format_size
 
@@ -226,7 +226,7 @@ class Evaluations:
         for name in ("get_eval_dataloader", "get_test_dataloader"):
             setattr(trainer, name, short(getattr(trainer, name)))
         if trainer.compute_metrics is not None:
-            trainer.compute_metrics = lambda prediction, compute_result=True: {}
+            trainer.compute_metrics = self._without_result(trainer.compute_metrics, trainer.args)
         Trainer.evaluation_loop = short_loop
         try:
             yield
@@ -235,6 +235,23 @@ class Evaluations:
             for name in _OF_EVALUATIONS:
                 vars(trainer).pop(name, None)
             vars(trainer).update(own)
+
+    def _without_result(self, compute: Any, arguments: Any) -> Any:
+        """The script's function is called where it is given the GPU's tensors, and not arrays: it works there."""
+        given_tensors = is_traced() and arguments.batch_eval_metrics
+
+        def without_result(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+            nonlocal given_tensors
+            if given_tensors:
+                try:
+                    compute(prediction, compute_result=False)
+                except Exception as error:
+                    given_tensors = False
+                    said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                    self.notes[f"compute_metrics: predicted up to {line_of(error.__traceback__)}: {said}"] = None
+            return {}
+
+        return without_result
 
     def _short(self, trainer: Any, loader: Any) -> Loader:
         """The largest batches of a loader: tensors of the script, not of the trace."""

@@ -25,7 +25,7 @@ __all__ = ["LibraryEvaluations"]
 
 _WORD: Final = "evaluat"
 _METHODS: Final = ("__init__", "__call__", "evaluate", "compute", "run")
-_LIMIT_S: Final = 30.0
+_LIMIT_S: Final = 20.0
 """Of one evaluation: its longest rows come first, or it has none much longer than others."""
 
 
@@ -35,7 +35,7 @@ class LibraryEvaluations:
     Args:
         boundary: what is real and what is fake.
         notes: what a reader has to know comes here.
-        begins: called before an evaluation: what it writes is made up.
+        begins: called before something is made up, which may be written down.
 
     Attributes:
         phase: the context that an evaluation belongs to; None: it is part of a traced training.
@@ -68,9 +68,10 @@ class LibraryEvaluations:
     def _called(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(method)
         def called(*args: Any, **kwargs: Any) -> Any:
+            """As the library has it; a text, because evaluate adds to that of a copy (0.4.6: module.py 229)."""
             place, in_training = users_line(), self.phase is None
             with contextlib.ExitStack() as stack:
-                read = stack.enter_context(self._boundary.values_are_made_up(_LIMIT_S))
+                read = stack.enter_context(self._boundary.values_are_made_up(_LIMIT_S, self._begins))
                 if self.phase is not None:
                     stack.enter_context(self.phase())
                 try:
@@ -90,7 +91,6 @@ class LibraryEvaluations:
 
     @contextlib.contextmanager
     def _above_train(self) -> Iterator[None]:
-        self._begins()
         tracer = self._boundary.tracer
         tracer.ended("load")
         try:

@@ -20,7 +20,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -70,7 +70,8 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tracer = tracer
         self.trained = False
         self.read: list[str] | None = None
-        self._until = math.inf
+        self._begins: Callable[[], None] = lambda: None
+        self._limit_s = self._until = math.inf
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self)
@@ -104,16 +105,24 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
     @contextlib.contextmanager
-    def values_are_made_up(self, limit_s: float | None = None) -> Iterator[list[str]]:
-        """Within it whoever asks for values gets some, and it comes into the list that is given. After `limit_s`
-        seconds the next operation is refused."""
+    def values_are_made_up(self, limit_s: float, begins: Callable[[], None]) -> Iterator[list[str]]:
+        """Within it whoever asks for values gets some, and it comes into the list that is given; `begins` is called
+        before the first. After `limit_s` seconds the next operation is refused."""
         outer = self.read, self._until
         if self.read is None:
-            self.read, self._until = [], time.monotonic() + (limit_s or math.inf)
+            self.read, self._begins = [], begins
+            self._limit_s, self._until = limit_s, time.monotonic() + limit_s
         try:
             yield self.read
         finally:
             self.read, self._until = outer
+
+    def made_up(self, asked: str) -> None:
+        """A value is asked for, and is made up."""
+        if self.read is not None:
+            if not self.read:
+                self._begins()
+            self.read.append(asked)
 
     def empty_like(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """A fake tensor of the same shape, strides and dtype."""
@@ -132,7 +141,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if self.read is not None and time.monotonic() > self._until:
-            raise Unmodelled("it takes too long for a prediction")
+            raise Unmodelled(f"the end of its first {self._limit_s:.0f} s")
         if kwargs.get("pin_memory"):  # a build without CUDA ends the process; it is the host's memory either way
             kwargs = {**kwargs, "pin_memory": False}
         if not any(issubclass(each, FakeTensor) for each in types):
@@ -141,7 +150,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         if func is _ITEM and self.tracer.known.of(args[0]) is None:
             if self.read is not None:
-                self.read.append("item")
+                self.made_up("item")
             elif not _asked_by_torch() and line_that_asks() is not None:
                 _refuse("value", "item")
         try:
@@ -230,7 +239,7 @@ def _values_are_refused(boundary: RealAndFake) -> dict[str, Any]:
                 return getattr(value, name)(*args, **kwargs)
             if boundary.read is None:
                 _refuse("values", name)
-            boundary.read.append(name)
+            boundary.made_up(name)
             made = np.ones((), np.float32) if self.dtype.is_floating_point else np.zeros((), np.int64)
             array = np.broadcast_to(made, tuple(self.shape))
             return array.tolist() if name == "tolist" else array
