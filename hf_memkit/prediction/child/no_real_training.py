@@ -110,10 +110,11 @@ def _nothing_is_spawned(refuse: Refuse) -> None:
 
     # The module's name is a function of its package (torch 2.13.0: multiprocessing/__init__.py).
     sys.modules["torch.multiprocessing.spawn"].start_processes = start_processes  # type: ignore[attr-defined]
-    torch.multiprocessing.start_processes = start_processes
+    torch.multiprocessing.start_processes = start_processes  # type: ignore[attr-defined]
     # `notebook_launcher` would refuse libraries that memkit has imported (accelerate 1.15.0: launchers.py).
     accelerate.launchers.are_libraries_initialized = lambda *names: []
-    for kind in (multiprocessing.popen_spawn_posix.Popen, multiprocessing.popen_forkserver.Popen):
+    kinds: tuple[Any, ...] = (multiprocessing.popen_spawn_posix.Popen, multiprocessing.popen_forkserver.Popen)
+    for kind in kinds:
         kind._launch = _launching(kind._launch, refuse)
 
 
