@@ -401,7 +401,10 @@ FORM_OF: Final = {form.name: form for form in FORMS}
 
 _PATTERNS: Final = tuple((form, re.compile(form.head), tuple(word.lower() for word in form.words)) for form in FORMS)
 _WORDS: Final = tuple(dict.fromkeys(word for _, _, words in _PATTERNS for word in words))
-_IN_MOST: Final = ("memor", "alloc", "kill", "out of", "out_of", "no space", "oom")
+_IN_MOST: Final = (
+    "memor", "alloc", "kill", "out of", "out_of", "error", "oom", "space", "exhaus", "cudn", "cuda", "signal",
+    "unable", "limit", "buffer", "died", "unexpected", "failed", "disk", "file", "exceed", "available",
+)  # fmt: skip
 _STEMS: Final = (*_IN_MOST, *(word for word in _WORDS if not any(stem in word for stem in _IN_MOST)))
 """Of each word a part, so that most lines need few looks."""
 
