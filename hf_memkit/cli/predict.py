@@ -185,7 +185,7 @@ def predict(
     if fails:
         if loaded is not None:
             instead = next_variant(loaded, setup, trace=not no_trace, judge=judge)
-        elif prediction.confidence.level == "trace" and predict_render.lacks_room(prediction):
+        elif prediction.confidence.level == "trace" and prediction.lacks_room:
             from hf_memkit.plan.planning import nearest_of_setup
 
             instead = next_setup(lambda: nearest_of_setup(setup, trust_remote_code=trust_remote_code))

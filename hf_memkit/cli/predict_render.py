@@ -11,7 +11,6 @@ from rich.text import Text
 
 from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import plain_table
-from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.report.palette import CATEGORY_COLOURS
 from hf_memkit.report.sanitize import text
 from hf_memkit.units import format_gib, format_size
@@ -260,7 +259,7 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
         return []
     smaller = _SMALLER.get(what, "a smaller --batch-size or --sequence-length")
     largest, lines = prediction.largest_category, []
-    if lacks_room(prediction):
+    if prediction.lacks_room:
         lines.append(f"Largest part of the peak: {largest}, {_size(prediction.categories[largest])}.")
     if prediction.verdict == "tight":
         return [*lines, f"To leave room, give {smaller}."]
@@ -268,22 +267,13 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
         lines.append(f"Try next: {instead}.")
     elif what.startswith("variant"):
         lines.append(f"No later variant of the recipe is predicted to fit. Give {smaller}, or more --ram.")
-    elif what == "preset" and not lacks_room(prediction):
+    elif what == "preset" and not prediction.lacks_room:
         lines.append("The GPU has room. Use a machine with more RAM (--ram) or disk.")
     elif what == "preset":
         lines.append(f"Give {smaller}, or more RAM for offload (--ram).")
-    elif lacks_room(prediction) or what != "script":
+    elif prediction.lacks_room or what != "script":
         lines.append(f"Give {smaller}.")
     return lines
-
-
-def lacks_room(prediction: Prediction) -> bool:
-    """Whether the GPU is too small, or just large enough; else RAM or disk is."""
-    outside, fraction = prediction.outside_allocator_bytes, prediction.memory_fraction
-    usable = usable_bytes(prediction.capacity_bytes or 0, outside, fraction)
-    return (
-        prediction.verdict == "tight" or prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes) > usable
-    )
 
 
 def _range(low: int, high: int) -> str:
