@@ -152,7 +152,8 @@ class Search:
         worth it. The leanest comes first: where that does not fit, nothing does that needs more.
 
         Args:
-            nearest: of which more micro-batches are tried before those of any other.
+            nearest: of which more micro-batches are tried before those of any other; None: the script's own fits, or
+                nothing.
         """
         losses, checkpointing = _ends(self._slot("loss")), self._slot("checkpointing")
         quickest, leanest = checkpointing[0], checkpointing[-1]
@@ -161,6 +162,8 @@ class Search:
         yield self._both_bounds, [_way(*free, loss, leanest) for loss in reversed(losses)]
         plain = self._that_may_fit(losses)
         yield self._both_bounds, [_way(*free, loss, quickest) for loss in reversed(plain)]
+        if nearest is not None:
+            yield self._largest_that_fits, [nearest]
         near: list[Alternative | None] = []
         if small and self._whole_batch_fits(_way(*free, losses[-1], leanest)):
             near = plain
@@ -168,10 +171,11 @@ class Search:
             yield self._bounds, [_way(*free, loss, leanest, *small) for loss in reversed(losses)]
             near = self._that_may_fit(losses, *small)
         near = sorted(near, key=lambda loss: self._least_seconds(_way(*free, loss, quickest)))[:1]
+        yield self._bounds, [_way(*free, loss, quickest, *small) for loss in near]
         refined = [_way(*free, loss, saved) for loss in plain for saved in (quickest, leanest)]
         refined += [_way(*free, loss, saved, *small) for loss in near for saved in (quickest, leanest)]
         refined.sort(key=self._least_seconds)
-        yield self._largest_that_fits, [*([nearest] if nearest is not None else []), *refined]
+        yield self._largest_that_fits, refined
         if plain and not self._all_fit():
             loss = min(plain, key=lambda loss: self._least_seconds(_way(*free, loss, leanest)))
             yield self._largest_that_fits, [_way(*free, loss, saved) for saved in checkpointing[1:-1]]

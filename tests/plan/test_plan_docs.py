@@ -30,5 +30,5 @@ def test_the_page_has_the_options_of_the_verb() -> None:
     (limit,) = (line for line in table.splitlines() if line.startswith("| `--limit"))
     (option,) = (each for each in commands.commands["plan"].params if "--limit" in each.opts)
     for text in (limit, option.help):
-        assert re.findall(r"\d+", told) == [f"{LIMIT_S:.0f}", f"{MOST_TIMES * LIMIT_S:.0f}"]
+        assert re.findall(r"\d+", text) == [f"{LIMIT_S:.0f}", f"{MOST_TIMES * LIMIT_S:.0f}"]
     assert f"{FULL_SHARE:.0%}".replace("%", " %") in PAGE

@@ -278,10 +278,17 @@ class Padded(Formula):
 WITH_FUSED = {"loss": [None, FUSED], **WAYS}
 
 
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the order of traces is the same every time."""
+    monkeypatch.setattr("hf_memkit.plan.search.AT_ONCE", 1)
+
+
 def default_search(judge: Padded, own: SetupCandidate) -> Search:
     return searched(judge, own, ways=WITH_FUSED, time_limit=TimeLimit(clock=judge.clock))
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("usable", [11.0, 13.0, 15.0, 18.0, 24.0, 40.0])
 def test_what_predict_proposes_and_the_ends_come_first(usable: float) -> None:
     """Would notice: a plan that is worse than the setup that `memkit predict` proposes of the same job, because the
@@ -299,6 +306,7 @@ def test_what_predict_proposes_and_the_ends_come_first(usable: float) -> None:
         assert all(judge.asked.index(each) < min(refined) for each in leanest), judge.asked
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("usable", [11.0, 13.0, 15.0, 18.0, 24.0, 40.0])
 @pytest.mark.parametrize("own", [SetupCandidate(8, 1), SetupCandidate(16, 2)])
 def test_the_default_search_ends_near_the_best(usable: float, own: SetupCandidate) -> None:
@@ -311,18 +319,20 @@ def test_the_default_search_ends_near_the_best(usable: float, own: SetupCandidat
     assert judge.now <= MOST_TIMES * LIMIT_S + 2 * judge.trace_s
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 def test_an_improvement_is_waited_for_and_no_more() -> None:
     """Would notice: a search that ends at its default limit while it still improves, one that goes on for nothing, one
     that goes beyond what was typed."""
     of_time = Padded(13.0, trace_s=LIMIT_S / 4)
     assert default_search(of_time, SetupCandidate(8, 1)).stopped and len(of_time.asked) > 4
-    in_vain = Padded(1.0, trace_s=LIMIT_S / 4)
+    in_vain = Padded(1.0, trace_s=LIMIT_S / 2)
     assert default_search(in_vain, SetupCandidate(8, 1)).stopped and in_vain.now > 2 * LIMIT_S
     typed = Padded(13.0, trace_s=LIMIT_S / 4)
     searched(typed, SetupCandidate(8, 1), ways=WITH_FUSED, time_limit=TimeLimit(LIMIT_S, typed.clock))
     assert typed.now <= LIMIT_S + typed.trace_s
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 def test_a_stopped_search_excludes_nothing_that_it_has_not_looked_at() -> None:
     """Would notice: ways that are said not to fit because the smallest micro-batch was not reached."""
     for limit in range(1, 12):
