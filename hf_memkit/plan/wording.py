@@ -131,6 +131,8 @@ def beside(plan: Plan) -> Iterator[str]:
         else:
             none = "No setup with the same result found yet" if plan.stopped else "Nothing fits with the same result"
             yield f"{none}. This is {best.candidate.group}: {best.candidate.result}."
+    if overflow := (best.facts or {}).get("fp16_overflow"):
+        yield f"{overflow}."
     if best.swaps:
         yield f"It {_off_the_gpu(best)}."
     if best.candidate == own.candidate:

@@ -17,6 +17,7 @@ from typing import Final
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError, TraceFailed
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
@@ -68,6 +69,8 @@ def predict(
     setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
     ledger = _ledger(setup, job)
     notes: list[str] = []
+    if model is not None and setup.get("arguments.fp16") and (why := overflow_in_fp16(model.config.get("model_type"))):
+        notes.append(why)
     failures: list[TraceFailed] = []
     if trace and is_split(setup) and ledger is None:
         raise InputError(
