@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
 from hf_memkit.hardware import described_machine
+from hf_memkit.plan import wording
 from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
@@ -122,6 +123,12 @@ def test_a_stopped_search_never_says_that_nothing_fits() -> None:
     assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits" not in said and "found yet" in said
     (found,) = plans_json([plan(own, near, stopped=True)], {})
     assert (found["verdict"], found["stopped"]) == ("fits", True)
+
+
+def test_a_caution_stands_below_the_verdict() -> None:
+    """Would notice: T5 in fp16 on the first line, and no word of its losses but at the very end."""
+    made = plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, facts={"fp16_overflow": "fp16: too large"}))
+    assert "fp16: too large." in list(wording.beside(made)) and "fp16: too large" in of(made, short=True)
 
 
 def test_unfinished_searches_of_several_gpus_are_marked() -> None:
