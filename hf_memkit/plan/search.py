@@ -84,10 +84,8 @@ class Search:
             with self._threads() as pool:
                 nearest = self._nearest(pool) if own is None or not own.fits else None
                 for judged, ways in self._waves(nearest):
-                    if self.stopped:  # what was not judged now decides nothing
-                        return
                     list(pool.map(judged, dict.fromkeys(ways)))
-                    if self.stopped:
+                    if self.stopped:  # what was not judged excludes nothing
                         return
                 self._neighbours(pool)
         except KeyboardInterrupt:
