@@ -302,7 +302,7 @@ def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
 
 def _leaner(prediction: Prediction, what: str) -> str:
     """What makes smaller what does not grow with the micro-batch."""
-    if what.startswith("variant"):
+    if what.startswith("variant") or prediction.largest_category not in ("weights", "gradients", "optimizer"):
         return "a larger GPU"
     states = "an optimizer with smaller states (adamw_bnb_8bit), " * (prediction.largest_category == "optimizer")
     return f"{states}LoRA or a larger GPU"
