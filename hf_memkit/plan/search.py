@@ -3,9 +3,10 @@
 First comes what `memkit predict` proposes, then each plain way with its largest and its smallest micro-batch, with and
 without fused kernels; refinements follow, those of fast ways first. So a search that is stopped has the large steps.
 
-Two rules save most of the traces. Memory grows with the micro-batch, so of each way to train the largest micro-batch
-that fits is looked for, and what is larger is excluded by what was traced. And a choice that costs time pays only by
-the memory it frees: where everything fits without it, it is tried no further.
+Three rules save most of the traces. Memory grows with the micro-batch, so of each way to train the largest micro-batch
+that fits is looked for, and what is larger is excluded by what was traced. Where weights, gradients and states alone
+do not fit, no micro-batch does. And a choice that costs time pays only by the memory it frees: where everything fits
+without it, it is tried no further.
 
 In: the script's own setup, choices by slot, and a function that judges a candidate. Out: all that was judged, and what
 was excluded, and by what.
@@ -33,6 +34,14 @@ AT_ONCE: Final = 2
 
 _MORE_TRACES: Final = 3
 """Beside the largest and the smallest micro-batch, to find the largest that fits in between."""
+
+_OF_ACTIVATIONS: Final = (
+    "loss", "loss with code", "attention", "checkpointing", "padding", "precision", "allocator", "evaluation",
+)  # fmt: skip
+"""Slots that change nothing of what is held when the optimizer steps."""
+
+_SAME: Final = 0.99
+"""Of the peak of the optimizer's step, which differs by a thousandth from one micro-batch to another."""
 
 Ways = Mapping[str, Sequence[Alternative | None]]
 
@@ -88,6 +97,8 @@ class Search:
                     if self.stopped:  # what was not judged excludes nothing
                         return
                 self._neighbours(pool)
+                if not any(each.fits for each in self.judged.values()):
+                    list(pool.map(self._smallest_of, _ends(self._slot("loss"))))
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
@@ -244,12 +255,29 @@ class Search:
 
     def _cannot_fit(self, choices: tuple[Alternative, ...]) -> bool:
         """Whether it was traced, and no micro-batch of it fits; one that a rule or the script refuses says nothing."""
+        if self._states_too_large(choices) is not None:
+            return True
         traced = [
             each
             for each in self.judged.values()
             if self._is(each, choices) and each.prediction is not None and not each.is_other
         ]
         return bool(traced) and not any(each.fits for each in traced)
+
+    def _states_too_large(self, choices: tuple[Alternative, ...]) -> Judged | None:
+        """One that was traced, with the same weights, gradients and states, of which these alone do not fit."""
+
+        def held(found: Sequence[Alternative]) -> list[Alternative]:
+            return [each for each in found if each.slot not in _OF_ACTIVATIONS]
+
+        for each in list(self.judged.values()):
+            found = each.prediction
+            if found is None or each.is_other or held(each.candidate.choices) != held(choices):
+                continue
+            stepping, _ = found.phases.get("optimizer", (0, None))
+            if _SAME * stepping + found.outside_allocator_bytes > each.usable_bytes > 0:
+                return each
+        return None
 
     def _whole_batch_fits(self, choices: tuple[Alternative, ...]) -> bool:
         found = [each for each in self.judged.values() if self._is(each, choices) and each.fits]
@@ -264,7 +292,7 @@ class Search:
         judged = [
             each for each in self.judged.values() if self._is(each, leanest) and each.prediction and not each.is_other
         ]
-        least = min(judged, key=lambda each: each.needs_bytes, default=None)
+        least = min(judged, key=lambda each: each.needs_bytes, default=self._states_too_large(leanest))
         if least is not None:
             for choices in ways:
                 for size in self._sizes():
@@ -304,6 +332,10 @@ class Search:
         """Traces the largest micro-batch; if it does not fit, the smallest. Both, if the smallest alone fits; None:
         there is nothing to look for in between."""
         sizes = self._sizes()
+        if (by := self._states_too_large(choices)) is not None:
+            for size in sizes:
+                self._exclude(self.candidate(size, choices), by)
+            return None
         first = self._fitted(sizes[0], choices)
         if self._sizes() != sizes:  # it has turned out that there is only one
             return self._bounds(choices)
@@ -321,8 +353,14 @@ class Search:
         """Traces the largest micro-batch and the smallest, also if both fit: rows are padded less in the smallest, and
         fused kernels may cost more there than they save. Nothing is gained by it where memory suffices for all."""
         self._bounds(choices)
-        if not self._all_fit():
+        if not self._all_fit() and self._states_too_large(choices) is None:
             self._fitted(self._sizes()[-1], choices)
+
+    def _smallest_of(self, loss: Alternative | None) -> None:
+        """Traces what needs least with this loss, where nothing fits: how much is missing is then known."""
+        choices = _way(*self._free(), loss, self._slot("checkpointing")[-1], *self._others("small optimizer")[:1])
+        for size in (self._sizes()[0], self._sizes()[-1]):
+            self._fitted(size, choices)
 
     def _largest_that_fits(self, choices: tuple[Alternative, ...]) -> None:
         """Traces the bounds, then by halving what is between."""

@@ -303,7 +303,7 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each. `every`: what no plan has too, and why."""
     best = plan.proposed
     if count := len(plan.excluded):
-        yield f"{count} more setup{'s' * (count != 1)} cannot fit: each needs more than one that does not fit."
+        yield f"{count} more setup{'s' * (count != 1)} cannot fit: each needs as much as what does not fit, or more."
     for name, why in plan.left_out.items():
         if every or name not in IN_NO_PLAN:
             yield f"Not tried: {name}: {why}."

@@ -342,6 +342,30 @@ def test_a_stopped_search_excludes_nothing_that_it_has_not_looked_at() -> None:
         assert not any(Padded(13.0)(each).fits for each in found.excluded), limit
 
 
+class States(Formula):
+    """The optimizer's step needs `fixed`, whatever the micro-batch is."""
+
+    def __call__(self, candidate: SetupCandidate) -> Judged:
+        found = super().__call__(candidate)
+        slots = {each.slot for each in candidate.choices}
+        stepping = self.fixed * (0.7 if "small optimizer" in slots else 1) * (0.3 if "engine" in slots else 1)
+        assert found.prediction is not None
+        return replace(found, prediction=replace(found.prediction, phases={"optimizer": (int(stepping * GIB), None)}))
+
+
+def test_where_the_states_alone_do_not_fit_nothing_else_of_them_is_traced() -> None:
+    """Would notice: every micro-batch and checkpointing of an optimizer whose states are too large, one after the
+    other, before what fits; or "nothing fits" by a setup that is far from the smallest."""
+    judge = States(30.0, fixed=40.0)
+    found = searched(judge)
+    plain = [each for each in judge.asked if "8-bit" not in each and "offload" not in each]
+    assert plain == ["8 × 2"] and found.judged[found.candidate(4, (CHECKPOINTING, SMALL))].fits
+    assert all(not States(30.0, fixed=40.0)(each).fits for each in found.excluded)
+    in_vain = searched(States(5.0, fixed=40.0))
+    assert not any(each.fits for each in in_vain.judged.values()) and not in_vain.stopped
+    assert in_vain.candidate(1, (CHECKPOINTING, SMALL)) in in_vain.judged, "how much is missing is known"
+
+
 def test_ram_that_is_short_is_short_with_every_micro_batch() -> None:
     """Would notice: smaller micro-batches traced, and other settings of the allocator, where RAM is what lacks."""
 
