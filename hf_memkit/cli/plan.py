@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,7 +23,8 @@ from hf_memkit.cli.options import (
     Short,
     show_what_can_be_shown,
 )
-from hf_memkit.errors import InputError, ScriptFailed, did_you_mean
+from hf_memkit.errors import ScriptFailed
+from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
@@ -56,7 +56,12 @@ EXAMPLES = """[bold]Examples[/bold]
   memkit run train.py --plan plan.yaml -- --output_dir out --bf16
 
   The script runs on this machine up to Trainer.train(); files that it writes before stay.
+
+  [bold]Exit code[/bold]: 0 a setup fits, 1 none does, 3 the search was stopped before it found one
 """
+
+NOT_FINISHED: Final = 3
+"""Exit code: the search was stopped before it found a setup. 1 would say that none fits."""
 
 _NO_SCRIPT = "Instead of a script: a model or a recipe"
 
@@ -69,7 +74,8 @@ def plan(
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     gpus_to_compare: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs.")
+        str | None,
+        typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs. --limit is for each of them."),
     ] = None,
     price: Annotated[
         list[str] | None,
@@ -102,7 +108,8 @@ def plan(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Time to search, after the script's start. Default: 60.",
+            help="Time to search for each GPU, after the script's start. Default: "
+            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
             rich_help_panel=MORE,
         ),
     ] = None,
@@ -181,8 +188,8 @@ def plan(
 
         return calibrated(script, given_besides(context, "script", "calibrate", "as_json"), as_json=as_json)
     from hf_memkit.cli.plan_host import read_host
+    from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
     from hf_memkit.plan.files import check_plan_file, write_plan
-    from hf_memkit.plan.search import LIMIT_S
     from hf_memkit.report.document import check_file
 
     of_setup = {
@@ -190,7 +197,7 @@ def plan(
         "sequence_length": sequence_length, "accumulation": accumulation, "args": args, "settings": settings,
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
-    _refuse_other_subjects(script, of_setup, module=module, verify=verify)
+    refuse_other_subjects(script, of_setup, module=module, verify=verify)
     refuse_contradictions(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
         write=write, short=short, as_json=as_json, verify=verify, sequences_per_step=sequences_per_step, gpus=gpus,
@@ -223,7 +230,7 @@ def plan(
         setups = setups_for(machines, **of_setup, ram=ram, gpus=gpus)  # type: ignore[arg-type]
     plans = _planned(
         found, setups, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
-        limit_s=LIMIT_S if limit is None else limit, ram_is_given=ram is not None, host=of_host,
+        limit_s=limit, ram_is_given=ram is not None, host=of_host,
         sequences=sequences_per_step,
     )  # fmt: skip
     if plans is None:
@@ -235,7 +242,8 @@ def plan(
 
         only, ran = verified(plans[0], found, context.obj)
         plans = (only,)
-    fits = any(each.proposed is not None for each in plans)
+    verdicts = {each.verdict for each in plans}
+    fits = "fits" in verdicts
     files = []
     if write is not None and fits:
         files.append(str(write_plan(plans[0], write)))
@@ -245,168 +253,13 @@ def plan(
         files.append(str(write_page(plans, prices, html, ran)))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
-        _tell(f"--write {write}: not written; nothing fits{' without other code' if plans[0].with_code else ''}")
+        why = "nothing found yet" if verdicts == {"unfinished"} else "nothing fits"
+        _tell(f"--write {write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
     elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
         _tell(f"--write {write}: holds {best.candidate.name}. For a setup with other code, edit the script as shown")
+    if not fits and ("unfinished" in verdicts or len(plans) < len(machines)):
+        return NOT_FINISHED
     return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
-
-
-def refuse_contradictions(
-    *,
-    gpu: str | None,
-    gpu_memory: str | None,
-    gpus_to_compare: str | None,
-    price: Sequence[str] | None,
-    also: Sequence[str] | None,
-    limit: float | None,
-    write: str | None,
-    short: bool,
-    as_json: bool,
-    verify: bool = False,
-    sequences_per_step: int | None = None,
-    gpus: int = 1,
-) -> None:
-    """
-    Raises:
-        InputError: options that contradict one another, or values that mean nothing, a line each.
-    """
-    from hf_memkit.optimizers import OPTIMIZERS
-    from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
-
-    wrong = []
-    if short and as_json:
-        wrong.append("--short, --json: mutually exclusive. Omit --short: --json has everything.")
-    if gpus_to_compare is not None:
-        if gpu is not None:
-            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; write --gpus-to-compare {gpus_to_compare},{gpu}")
-        if gpu_memory is not None:
-            instead = f"--gpus-to-compare {gpus_to_compare},{gpu_memory}"
-            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; write {instead}")
-        if write is not None:
-            wrong.append(f"--write {write}: a plan is for one GPU; write --gpu NAME instead of --gpus-to-compare")
-        if verify:
-            wrong.append("--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare")
-    elif price and gpu is None and gpu_memory is None:
-        wrong.append(f"--price {price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
-    if sequences_per_step is not None and (line := wrong_sequences(sequences_per_step, gpus)):
-        wrong.append(line)
-    if limit is not None and not math.isfinite(limit):
-        wrong.append(f"--limit {limit}: not a number of seconds; write one, such as --limit 120")
-    methods = (*ADAPTERS, *OPTIMIZERS)
-    near = {name: did_you_mean(name, methods) for name in also or () if name not in methods}
-    known = f"; write one of {', '.join(ADAPTERS)}, or an optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
-    wrong += [f"--also {name}: unknown{said or known}" for name, said in near.items()]
-    if wrong:
-        raise InputError("\n".join(wrong))
-
-
-def machines_of(
-    gpu: str | None, gpu_memory: str | None, gpus_to_compare: str | None, ram: str | None
-) -> tuple[Machine, ...]:
-    """The machine in question, or several: one with each GPU.
-
-    Raises:
-        InputError: an unknown GPU, none, or one twice; no size.
-    """
-    from hf_memkit.hardware import described_machine
-
-    if gpus_to_compare is None:
-        machine = described_machine(gpu, gpu_memory, ram, None)
-        if machine.gpu is None:
-            raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
-        return (machine,)
-    names = [each.strip() for each in gpus_to_compare.split(",") if each.strip()]
-    if not names:
-        raise InputError("--gpus-to-compare: no GPU named; separate names by commas: T4,L4,24GB")
-    found: dict[str, Machine] = {}
-    wrong = []
-    for name in names:
-        try:
-            machine = described_machine(name, None, ram, None, option="--gpus-to-compare")
-        except InputError as error:
-            wrong.append(str(error))
-            continue
-        assert machine.gpu is not None
-        if machine.gpu.name in found:
-            wrong.append(f"--gpus-to-compare: {name}: named twice; omit one")
-        found[machine.gpu.name] = machine
-    if wrong:
-        raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram is of each of them
-    return tuple(found.values())
-
-
-def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
-    """`["L4=0.71,T4=0.35"]` → price of one GPU an hour, by the GPU's name.
-
-    Args:
-        given: what the option says, once or several times.
-        gpus: names of the GPUs in question.
-
-    Raises:
-        InputError: a price of another GPU, one without a number, or two for one GPU; a line each.
-    """
-    from hf_memkit.hardware import described_gpu
-
-    found: dict[str, float] = {}
-    wrong = []
-    for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
-        name, equals, number = (part.strip() for part in each.partition("="))
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not equals or not name:
-            wrong.append(f"--price {each}: write NAME=NUMBER, such as {gpus[0].removesuffix(' GPU')}=0.71")
-            continue
-        if not (math.isfinite(value) and value > 0):
-            wrong.append(f"--price {each}: not a price. Write a number above 0, such as {name}=0.71")
-            continue
-        try:
-            gpu = described_gpu(name, option=f"--price {each}")
-        except InputError as error:
-            wrong.append(str(error))
-            continue
-        assert gpu is not None
-        if gpu.name not in gpus:
-            wrong.append(f"--price {each}: no plan for {gpu.name}; GPUs in this plan: {', '.join(gpus)}")
-        elif gpu.name in found:
-            wrong.append(f"--price {each}: {gpu.name} has two prices; omit one")
-        else:
-            found[gpu.name] = value
-    if wrong:
-        raise InputError("\n".join(wrong))
-    return found
-
-
-def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *, module: bool, verify: bool) -> None:
-    """
-    Raises:
-        InputError: nothing to plan, or two things.
-    """
-    given = [name for name, value in of_setup.items() if value not in (None, False, "auto")]
-    options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
-    if script is not None and script.startswith("-"):
-        raise InputError(
-            f"{script}: no script before --. Write memkit plan train.py -- {script}; with --model, --set KEY=VALUE"
-        )
-    if script is not None:
-        from hf_memkit.cli.predict_script import refuse_beside_a_script
-
-        refuse_beside_a_script(**{"set" if name == "settings" else name: of_setup[name] for name in given})
-        return
-    if module:
-        raise InputError("-m: no module. Write its name after -m: memkit plan -m MODULE -- ARGUMENTS")
-    if "model" in given and "recipe" in given:
-        raise InputError("--model, --recipe: mutually exclusive. Omit one.")
-    if not {"model", "recipe"} & set(given):
-        lone = f"{', '.join(options)}: no model named; " if given else "nothing to plan: "
-        raise InputError(
-            f"{lone}give a training script (memkit plan train.py --gpu NAME -- ARGUMENTS), --model or --recipe"
-        )
-    if "variant" in given and "recipe" not in given:
-        raise InputError(f"--variant {of_setup['variant']}: only recipes have variants; add --recipe NAME")
-    if verify:
-        raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")
 
 
 def _planned(
@@ -417,7 +270,7 @@ def _planned(
     gpus: int,
     environment: Mapping[str, str] | None,
     also: tuple[str, ...],
-    limit_s: float,
+    limit_s: float | None,
     ram_is_given: bool,
     host: GivenHost,
     sequences: int | None,
@@ -472,10 +325,12 @@ class _Progress:
         found = judged.prediction
         gpu = self._gpus.get(found.capacity_bytes or 0) if found is not None else None
         step = f", {judged.seconds:.3g} s a step" if judged.is_priced and judged.seconds else ""
-        fits = "fits" if judged.fits else "does not fit"
+        fits = f"{'fits' if judged.fits else 'does not fit'}{f' {gpu}' if gpu else ''}"
         said = f"{format_gib(judged.needs_bytes)}{step}: {fits}" if found is not None else judged.why
+        if judged.lacks_host:
+            said += f": {judged.why.partition('; on the GPU')[0]}"
         since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
-        _tell(f"{since}: {judged.candidate.name}: {said}{f' {gpu}' if gpu else ''}")
+        _tell(f"{since}: {judged.candidate.name}: {said}")
 
 
 def _show(

@@ -101,7 +101,7 @@ def planned_setups(
     setups: Sequence[Setup],
     *,
     also: tuple[str, ...],
-    limit_s: float,
+    limit_s: float | None,
     said: Callable[[Judged], None],
     host: GivenHost | None = None,
     sequences: int | None = None,

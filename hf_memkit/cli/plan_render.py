@@ -84,7 +84,7 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
     ranked = ranked_gpus(plans, prices)
     lines: Lines = [_best_gpu(ranked, prices), "", _gpus(ranked, prices)]
     if early := [wording.gpu_of(plan) for plan in ranked if plan.stopped]:
-        lines += ["", f"Search not finished: {', '.join(early)}{wording.longer(ranked)}."]
+        lines += ["", f"Search not finished, so others may be faster: {', '.join(early)}{wording.longer(ranked)}."]
     if short:
         lines += [Text(f"{line}.") for plan in ranked for line in wording.warnings(plan)]
     else:
@@ -92,7 +92,7 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
             best = plan.proposed
             lines += ["", Text(text(wording.subject(plan), 400), style="bold")]
             if best is None:
-                lines.append(Text(text(f"Nothing fits: {plan.lacking()}", _LONGEST) + "."))
+                lines.append(Text(text(": ".join(wording.answer(plan)), _LONGEST) + "."))
             lines += [Text(text(line, _LONGEST)) for line in wording.beside(plan)]
             if best is not None and best.candidate != plan.own.candidate:
                 lines += _flags(pasted(best.candidate), width, plan)
@@ -203,6 +203,8 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Table:
     for plan in ranked:
         best, price = plan.proposed, price_of(plan, prices)
         name = Text(wording.gpu_of(plan))
+        if plan.stopped:
+            name.append("\nsearch not finished", style="dim")
         if best is None:
             table.add_row(name, Text(wording.missing(plan), "red"), *([wording.NONE] * len(columns)))
             continue

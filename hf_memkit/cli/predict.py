@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -120,8 +121,9 @@ def predict(
 ) -> int:
     """Predict a training's peak memory, and whether it fits. Needs no GPU."""
     from hf_memkit.cli import predict_render
-    from hf_memkit.cli.batches import batches_json
+    from hf_memkit.cli.batches import batches_json, of_batches
     from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
+    from hf_memkit.cli.predict_script import searched
 
     if short and as_json:
         raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
@@ -181,26 +183,39 @@ def predict(
     batches = None if no_trace or loaded is None else batches_of(judge, setup, prediction)
     prediction = prediction.with_notes(*setup.warnings, *setup.notes)
     fails = prediction.verdict == "does not fit"
-    instead: NextSetup | NextVariant | None = None
-    if fails:
-        if loaded is not None:
-            instead = next_variant(loaded, setup, trace=not no_trace, judge=judge)
-        elif prediction.confidence.level == "trace" and predict_render.lacks_room(prediction):
-            from hf_memkit.plan.planning import nearest_of_setup
 
-            instead = next_setup(lambda: nearest_of_setup(setup, trust_remote_code=trust_remote_code))
+    def instead() -> NextSetup | NextVariant | None:
+        if not fails:
+            return None
+        if loaded is not None and no_trace:
+            return next_variant(loaded, setup, trace=False, judge=judge)
+        if loaded is not None:
+            found = functools.partial(next_variant, loaded, setup, trace=True, judge=judge)
+            return searched(found, "the next variant that does")
+        if prediction.confidence.level != "trace" or not prediction.lacks_room:
+            return None
+        from hf_memkit.plan.planning import nearest_of_setup
+
+        nearest = functools.partial(nearest_of_setup, setup, trust_remote_code=trust_remote_code)
+        return searched(functools.partial(next_setup, nearest))
+
+    known = [*of_batches(prediction, batches)]
     if as_json:
+        found = instead()
+        change = [*known, *predict_render.advice_for(prediction, setup, found)]
         asked = {"recipe": loaded.name if loaded is not None else None, **_request_json(setup)}
         if loaded is not None:
             asked["batches"] = batches_json(batches)
-        beside = {"request": asked, "try_next": instead.to_json() if instead else None}
+        beside = {"request": asked, "try_next": found.to_json() if found else None}
         print(json.dumps({**prediction.to_json(), **beside}, indent=2))
     else:
-        predict_render.show(prediction, setup, instead, batches, short=short)
+        change = predict_render.show(
+            prediction, predict_render.title_of(setup), known,
+            lambda: predict_render.advice_for(prediction, setup, instead()), above=setup.warnings, short=short,
+        )  # fmt: skip
     if html is not None:
         from hf_memkit.cli.predict_page import write_page
 
-        change = predict_render.changes(prediction, setup, instead, batches)
         write_page(html, prediction, setup, predict_render.title_of(setup), change, setup.warnings)
         if not as_json:
             print(f"Wrote {html}")

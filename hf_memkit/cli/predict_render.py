@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.prediction import summary
 from hf_memkit.prediction.summary import peak, size_text
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
-    from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup import Setup
 
 __all__ = [
-    "accumulated", "advice", "answer", "basis", "brief", "changes", "gpus_of", "of_variant", "page", "peak", "show",
-    "sizes", "tables", "title_of", "view", "warnings",
+    "accumulated", "advice", "advice_for", "answer", "basis", "brief", "gpus_of", "of_variant", "peak", "show",
+    "sizes", "tables", "title_of", "warnings",
 ]  # fmt: skip
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -41,10 +39,12 @@ _LONGEST_NOTE: Final = 300
 """Characters of a warning, and of a note, which may hold a library's whole message; `--json` has all of it."""
 
 _SMALLER: Final = {
-    "variant": "a smaller --sequence-length",
-    "variant of images": "a smaller per_device_train_batch_size (--set)",
-    "script": "a smaller per_device_train_batch_size or shorter rows",
+    "variant": ("a smaller --sequence-length", "a smaller --sequence-length"),
+    "variant of images": ("a smaller per_device_train_batch_size (--set)", ""),
+    "script": ("a smaller per_device_train_batch_size or shorter rows", "shorter rows"),
 }
+_SMALLER_BY_OPTIONS: Final = ("a smaller --batch-size or --sequence-length", "a smaller --sequence-length")
+"""What makes a micro-batch smaller, and what makes one of a single row smaller."""
 
 _SHORT_ANSWER: Final = 232
 _SHORT_LINE: Final = 140
@@ -53,56 +53,63 @@ _SHORT_LINE: Final = 140
 
 def show(
     prediction: Prediction,
-    setup: Setup,
-    instead: NextSetup | NextVariant | None = None,
-    batches: BatchNeeds | None = None,
-    *,
-    short: bool = False,
-) -> None:
-    console = Console(highlight=False)
-    console.print(view(prediction, setup, console.width, instead, batches, short=short), crop=False)
-
-
-def view(
-    prediction: Prediction,
-    setup: Setup,
-    width: int,
-    instead: NextSetup | NextVariant | None = None,
-    batches: BatchNeeds | None = None,
-    *,
-    short: bool = False,
-) -> Group:
-    """The prediction for a Rich console of `width` characters: the verdict, what to change, then the numbers. `short`:
-    24 lines of 80 columns at most. Names of models and modules are never markup. `batches`: of real data."""
-    change = changes(prediction, setup, instead, batches)
-    return page(prediction, title_of(setup), change, width, above=setup.warnings, short=short)
-
-
-def changes(
-    prediction: Prediction, setup: Setup, instead: NextSetup | NextVariant | None, batches: BatchNeeds | None
-) -> list[str]:
-    """What to change, and what the worst batch of real data needs beside a usual one."""
-    of_recipe = setup.request is not None and setup.request.recipe is not None
-    what = of_variant(setup) if of_recipe else "preset" if setup.resolved_for.model is not None else ""
-    return [*of_batches(prediction, batches), *advice(prediction, instead, what)]
-
-
-def page(
-    prediction: Prediction,
     title: str,
-    change: Sequence[str],
-    width: int,
+    known: Sequence[str],
+    search: Callable[[], Sequence[str]],
     *,
     above: Sequence[str] = (),
     short: bool = False,
-) -> Group:
-    """Warnings (`above`), the verdict, what to change, what is predicted (`title`), then the numbers."""
-    head = [*warnings(above, short=short), *answer(prediction, change, short=short)]
+    console: Console | None = None,
+) -> list[str]:
+    """Prints the verdict at once, and when `search` has found what to change, that and the numbers. Names of models
+    and modules are never markup.
+
+    Args:
+        prediction: with its verdict.
+        title: what is predicted.
+        known: what to change that needs no search, a sentence each.
+        search: finds the rest of that.
+        above: warnings of what the verdict does not know.
+        short: whether in 24 lines of 80 columns at most.
+        console: where to; None: standard output.
+
+    Returns:
+        All that is to be changed.
+    """
+    console = console or Console(highlight=False)
+    console.print(Group(*_head(prediction, known, above, short=short)), crop=False)
+    console.file.flush()
+    found = search()
+    console.print(
+        Group(*_sentences(found, short=short), *_rest(prediction, title, console.width, above, short=short)),
+        crop=False,
+    )
+    return [*known, *found]
+
+
+def advice_for(prediction: Prediction, setup: Setup, instead: NextSetup | NextVariant | None) -> list[str]:
+    """`advice` for a preset or a recipe's variant."""
+    of_recipe = setup.request is not None and setup.request.recipe is not None
+    what = of_variant(setup) if of_recipe else "preset" if setup.resolved_for.model is not None else ""
+    return advice(prediction, instead, what, setup.micro_batch_size)
+
+
+def _head(prediction: Prediction, change: Sequence[str], above: Sequence[str], *, short: bool) -> list[Text]:
+    return [*warnings(above, short=short), *answer(prediction, change, short=short)]
+
+
+def _rest(
+    prediction: Prediction, title: str, width: int, above: Sequence[str], *, short: bool
+) -> list[RenderableType]:
     if short:
         rest = "Omit --short to see RAM and notes; --json prints every number."
-        return Group(*head, Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest))
+        return [Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest)]
     named = [Text(""), Text(title, style="bold"), Text("")]
-    return Group(*head, *named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above))
+    return [*named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above)]
+
+
+def _sentences(lines: Sequence[str], *, short: bool) -> list[Text]:
+    return [Text(text(line, _SHORT_ANSWER) if short else line) for line in lines]
 
 
 def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
@@ -228,7 +235,7 @@ def of_variant(setup: Setup) -> str:
     return "variant" if task_of(setup).takes_length else "variant of images"
 
 
-def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str) -> list[str]:
+def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str, micro_batch: int) -> list[str]:
     """What to change where a job does not fit, or is tight: what the peak is mostly made of, and what to try next.
 
     Args:
@@ -236,35 +243,50 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
         instead: what is known to fit in its place.
         what: `"preset"` or what `of_variant` gives, whichever that is; `"script"`: the user's own; `""`: none was
             looked for.
+        micro_batch: rows of one GPU in a forward pass.
     """
     if prediction.verdict not in ("tight", "does not fit"):
         return []
-    smaller = _SMALLER.get(what, "a smaller --batch-size or --sequence-length")
+    smaller = _smaller(prediction, what, micro_batch)
     largest, lines = prediction.largest_category, []
-    if lacks_room(prediction):
-        lines.append(f"Largest part of the peak: {largest}, {size_text(prediction.categories[largest])}.")
+    if prediction.lacks_room:
+        vain = "" if smaller else " A smaller micro-batch does not free enough."
+        lines.append(f"Largest part of the peak: {largest}, {size_text(prediction.categories[largest])}.{vain}")
+    smaller = smaller or _leaner(prediction, what)
     if prediction.verdict == "tight":
         return [*lines, f"To leave room, give {smaller}."]
     if instead is not None:
         lines.append(f"Try next: {instead}.")
     elif what.startswith("variant"):
         lines.append(f"No later variant of the recipe is predicted to fit. Give {smaller}, or more --ram.")
-    elif what == "preset" and not lacks_room(prediction):
+    elif what == "preset" and not prediction.lacks_room:
         lines.append("The GPU has room. Use a machine with more RAM (--ram) or disk.")
     elif what == "preset":
         lines.append(f"Give {smaller}, or more RAM for offload (--ram).")
-    elif lacks_room(prediction) or what != "script":
+    elif prediction.lacks_room or what != "script":
         lines.append(f"Give {smaller}.")
     return lines
 
 
-def lacks_room(prediction: Prediction) -> bool:
-    """Whether the GPU is too small, or just large enough; else RAM or disk is."""
-    outside, fraction = prediction.outside_allocator_bytes, prediction.memory_fraction
-    usable = usable_bytes(prediction.capacity_bytes or 0, outside, fraction)
-    return (
-        prediction.verdict == "tight" or prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes) > usable
-    )
+def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
+    """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
+    fixed, confidence = prediction.outside_allocator_bytes, prediction.confidence
+    usable = usable_bytes(prediction.capacity_bytes or 0, fixed, prediction.memory_fraction)
+    needs = confidence.cap_with_slack(prediction.smallest_cap_bytes)
+    if prediction.verdict == "tight":
+        needs = confidence.reserved_with_slack(prediction.peak_reserved_bytes[1])
+    if prediction.categories["activations"] + prediction.categories["loss"] <= needs - usable:
+        return ""
+    several, single = _SMALLER.get(what, _SMALLER_BY_OPTIONS)
+    return several if micro_batch > 1 else single
+
+
+def _leaner(prediction: Prediction, what: str) -> str:
+    """What makes smaller what does not grow with the micro-batch."""
+    if what.startswith("variant") or prediction.largest_category not in ("weights", "gradients", "optimizer"):
+        return "a larger GPU"
+    states = "an optimizer with smaller states (adamw_bnb_8bit), " * (prediction.largest_category == "optimizer")
+    return f"{states}LoRA or a larger GPU"
 
 
 def _range(low: int, high: int) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.batches import batches_json, of_batches
 from hf_memkit.errors import InputError, ScriptFailed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["ended_by_signals", "found_script", "predict_script", "refuse_beside_a_script"]
+__all__ = ["ended_by_signals", "found_script", "predict_script", "refuse_beside_a_script", "searched"]
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
@@ -121,6 +121,7 @@ def predict_script(
                 )  # fmt: skip
                 prediction, training = predicted(other=other)
                 here, why = _predicted_here(predicted) if other is not None else (None, "")
+            _say("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
@@ -129,18 +130,29 @@ def predict_script(
         return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
     if why:
         prediction = prediction.with_notes(why)
-    instead = None
-    if search and prediction.verdict == "does not fit" and other is None and not _instead(prediction):
-        instead = _nearest(script, machine, gpus, nodes, environment, ram_is_given=ram is not None)
-    change = _changes(prediction, training, instead)
+
+    def instead() -> NextSetup | None:
+        if not search or prediction.verdict != "does not fit" or other is not None or _instead(prediction):
+            return None
+        return _nearest(script, machine, gpus, nodes, environment, ram_is_given=ram is not None)
+
+    known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
+    known += [*of_batches(prediction, training.batches), *_instead(prediction)]
+    change = known
     if as_json:
-        asked = {"request": _request_json(training), "try_next": instead.to_json() if instead else None}
+        found = instead()
+        change = [*known, *_advice(prediction, training, found)]
+        asked = {"request": _request_json(training), "try_next": found.to_json() if found else None}
         beside = predict_environments.as_json(here, prediction, other) if other is not None else {}
         print(json.dumps({**prediction.to_json(), **asked, **beside}, indent=2))
     elif other is not None and here is not None:
         predict_environments.show(here, prediction, other, _title(training), short=short)
     else:
-        _show(prediction, training, change, short=short)
+        from hf_memkit.cli import predict_render
+
+        change = predict_render.show(
+            prediction, _title(training), known, lambda: _advice(prediction, training, instead()), short=short
+        )
     if html is not None:
         from hf_memkit.cli.predict_page import write_page
 
@@ -238,36 +250,33 @@ def _nearest(
 
     if nodes > 1:  # a plan is of one machine
         return None
-    _say("it does not fit: looking for the nearest setup of the same batch that does (Ctrl-C to skip)")
+    nearest = functools.partial(
+        nearest_setup, script, machine, gpus=gpus, environment=environment, ram_is_given=ram_is_given
+    )
+    return searched(functools.partial(next_setup, nearest))
+
+
+_T = TypeVar("_T")
+
+
+def searched(find: Callable[[], _T | None], what: str = "the nearest setup of the same batch that does") -> _T | None:
+    """What is found that fits, where a job does not; None also if Ctrl-C ends the search."""
+    _say(f"it does not fit: looking for {what} (Ctrl-C to skip)")
     try:
         with ended_by_signals():
-            return next_setup(
-                lambda: nearest_setup(script, machine, gpus=gpus, environment=environment, ram_is_given=ram_is_given)
-            )
+            return find()
     except KeyboardInterrupt:
         return None
 
 
-def _changes(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
-    """What to change, and what the worst batch needs beside a usual one."""
+def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
+    """What to change that is not known yet."""
     from hf_memkit.cli.predict_render import advice
 
-    change = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
-    change += of_batches(prediction, training.batches)
-    change += _instead(prediction) or advice(prediction, instead, "script")
-    if instead is not None:
-        change.append(f"Its arguments: {instead.flags}")
-    return change
-
-
-def _show(prediction: Prediction, training: ScriptTraining, change: Sequence[str], *, short: bool) -> None:
-    from rich.console import Console
-
-    from hf_memkit.cli import predict_render
-
-    console = Console(highlight=False)
-    found = predict_render.page(prediction, _title(training), change, console.width, short=short)
-    console.print(found, crop=False)
+    if _instead(prediction):
+        return []
+    change = advice(prediction, instead, "script", training.setup.micro_batch_size)
+    return [*change, f"Its arguments: {instead.flags}"] if instead is not None else change
 
 
 def _instead(prediction: Prediction) -> list[str]:

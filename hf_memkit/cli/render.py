@@ -64,7 +64,10 @@ def setup(
     for kind, line in found:
         wide.print(Text(f"{kind}: {text(line, 140) if short else line}"))
     kind = predict_render.of_variant(target)
-    change = [*of_batches(prediction, batches), *predict_render.advice(prediction, instead, kind)]
+    change = [
+        *of_batches(prediction, batches),
+        *predict_render.advice(prediction, instead, kind, target.micro_batch_size),
+    ]
     wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
     if short:
         what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"

@@ -29,6 +29,7 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
         "sequences_a_step": plan.sequences,
         "own_sequences_a_step": plan.own_sequences,
         "full_share": FULL_SHARE,
+        "verdict": plan.verdict,
         "best": best.candidate.name if best else None,
         "launch": plan.launch,
         "setups": [_setup(plan, each) for each in _all(plan)],

@@ -59,6 +59,12 @@ class Judged:
         return int(FULL_SHARE * capacity) if capacity else 0
 
     @property
+    def lacks_host(self) -> bool:
+        """Whether RAM or disk is what does not suffice: no smaller micro-batch helps."""
+        found = self.prediction
+        return not self.fits and found is not None and found.verdict == "does not fit" and not found.lacks_room
+
+    @property
     def seconds(self) -> float | None:
         """Of a step, the middle of its range; None: not known, or something in it has no time."""
         return self.step_time.seconds[1] if self.step_time is not None else None

@@ -74,12 +74,13 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]
     rows: list[list[Html | str]] = []
     for plan in ranked:
         best, price = plan.proposed, price_of(plan, prices)
+        name = f"{wording.gpu_of(plan)}{' (search not finished)' * plan.stopped}"
         if best is None:
-            rows.append([wording.gpu_of(plan), wording.missing(plan), *[wording.NONE] * 5])
+            rows.append([name, wording.missing(plan), *[wording.NONE] * 5])
             continue
         rows.append(
             [
-                wording.gpu_of(plan),
+                name,
                 el("span", "; ".join(filter(None, (best.candidate.name, best.candidate.result))), class_="name"),
                 f"{best.needs_bytes / GIB:.2f}",
                 wording.rate(plan, best),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
@@ -14,7 +14,10 @@ from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
 from hf_memkit.user_script import UserScript
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "PlanVerdict"]
+
+PlanVerdict = Literal["fits", "nothing fits", "nothing ran", "unfinished"]
+"""Of a whole plan. "unfinished": the search was stopped before it found a setup, which says nothing of the others."""
 
 _MUCH: Final = 1.5
 """Times as long: then a result that is nearly the same is what most would want, such as other draws of dropout in the
@@ -150,6 +153,15 @@ class Plan:
             return near if _MUCH * (near.seconds or 0.0) < (same.seconds or 0.0) else same
         return same or near or self.best("another method")
 
+    @property
+    def verdict(self) -> PlanVerdict:
+        """Of setups that need no change of code."""
+        if self.proposed is not None:
+            return "fits"
+        if self.failed:
+            return "nothing ran"
+        return "unfinished" if self.stopped else "nothing fits"
+
     def faster(self) -> Judged | None:
         """What is clearly faster than what is proposed, and nearly the same."""
         proposed, other = self.proposed, self.best("nearly the same")
@@ -210,18 +222,19 @@ class Plan:
         return {**best.candidate.overrides.to_json(), "about": about}
 
     def lacking(self) -> str:
-        """What would be needed where nothing fits, or why nothing is proposed that does."""
+        """What the smallest of those that were tried needs, or why nothing is proposed that fits."""
         if self.failed:
             name, why = next((each.name, why) for each, why in self.failed.items())
             return f"the setups that fit failed when run here; {name}: {why}"
         least = self.smallest()
         if least is None:
             return "no setup could be traced"
+        smallest = f"the smallest{' of them' * self.stopped}, {least.candidate.name}"
         gpu = self.machine.gpu
         if gpu is not None and least.needs_bytes <= FULL_SHARE * gpu.capacity_bytes:
-            return f"the smallest, {least.candidate.name}: {least.why}"
+            return f"{smallest}: {least.why}"
         of = f"; 92 % of {gpu.name} is {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
-        return f"the smallest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"
+        return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{of}"
 
 
 def _nearest(ranked: Sequence[Judged]) -> Judged | None:

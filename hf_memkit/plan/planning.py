@@ -8,18 +8,15 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.ended_with_parent import watch
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.gpu_rates import RATES, rates_of
 from hf_memkit.hardware import Machine, named_gpu
@@ -37,20 +34,19 @@ from hf_memkit.plan.choices import (
     undivided,
     wrong_sequences,
 )
-from hf_memkit.plan.judged import Judged, judged, usable_bytes
+from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.of_trace import LENGTHS, judging_pool, lengths_of, of_trace
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.pricing import Pricing, priced
-from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
-from hf_memkit.plan.traces import ScriptTraces, TraceFile
-from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import SETUP, RanScript, checked, name_of
-from hf_memkit.prediction.trace_request import Device, TraceRequest
-from hf_memkit.prediction.work import Work
+from hf_memkit.plan.pricing import Pricing
+from hf_memkit.plan.search import Search
+from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
+from hf_memkit.plan.traces import ScriptTraces
+from hf_memkit.prediction.running_scripts import SETUP, name_of
+from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
-from hf_memkit.zero.settings import ZeroSettings
 
 __all__ = ["nearest_of_setup", "nearest_setup", "plan_gpus", "plan_script", "plan_setup"]
 
@@ -63,7 +59,7 @@ def plan_setup(
     *,
     trust_remote_code: bool = False,
     also: tuple[str, ...] = (),
-    limit_s: float = LIMIT_S,
+    limit_s: float | None = None,
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
     host: GivenHost | None = None,
@@ -122,7 +118,7 @@ def plan_script(
     gpus: int = 1,
     environment: Mapping[str, str] | None = None,
     also: tuple[str, ...] = (),
-    limit_s: float = LIMIT_S,
+    limit_s: float | None = None,
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
     host: GivenHost | None = None,
@@ -136,7 +132,8 @@ def plan_script(
         gpus: GPUs of it that train.
         environment: the variables that the script gets; None: this process's.
         also: other methods that are looked at: `"lora"`, `"qlora"`, and optimizers (`optim`).
-        limit_s: how long candidates are traced, from the script's own preparation on.
+        limit_s: how long candidates are traced, from the script's own preparation on. None: `LIMIT_S`, and longer
+            while that pays (`time_limit.py`).
         said: is told of each candidate that is judged.
         ram_is_given: whether the machine's RAM is the one in question.
         host: what the user says of the machine's CPU and disk; None: nothing.
@@ -159,7 +156,7 @@ def plan_gpus(
     gpus: int = 1,
     environment: Mapping[str, str] | None = None,
     also: tuple[str, ...] = (),
-    limit_s: float = LIMIT_S,
+    limit_s: float | None = None,
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
     keeps: bool = False,
@@ -183,7 +180,7 @@ def plan_gpus(
         raise InputError(line)
     environment = dict(os.environ if environment is None else environment)
     found: dict[int, Plan] = {}
-    with _pool() as pool:
+    with judging_pool() as pool:
         for _, group in itertools.groupby(
             sorted(range(len(machines)), key=lambda at: _kind(machines[at])), key=lambda at: _kind(machines[at])
         ):
@@ -238,7 +235,7 @@ def nearest_setup(
         InputError, ScriptFailed: as `plan_script`.
     """
     environment = dict(os.environ if environment is None else environment)
-    with _pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
+    with judging_pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
         traces.start()
         judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
         return _search(judge, (), limit_s, lambda _: None)[0].nearest()
@@ -258,7 +255,7 @@ def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged
 def _search(
     judge: _Judge,
     also: tuple[str, ...],
-    limit_s: float,
+    limit_s: float | None,
     said: Callable[[Judged], None],
     sequences: int | None = None,
 ) -> tuple[Search, Judged, LeftOut]:
@@ -275,7 +272,8 @@ def _search(
     if group == "another method":
         left_out["another micro-batch"] = why
     evaluation = functools.partial(smaller_evaluations, facts)
-    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit_s, judge.end, evaluation, per_gpu)
+    limit = TimeLimit(limit_s)
+    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit, judge.end, evaluation, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
@@ -300,7 +298,7 @@ def _asked_for(sequences: int | None, facts: Mapping[str, Any]) -> int:
 def _planned(
     judge: _Judge,
     also: tuple[str, ...],
-    limit_s: float,
+    limit_s: float | None,
     said: Callable[[Judged], None],
     sequences: int | None = None,
 ) -> Plan:
@@ -363,7 +361,7 @@ def _what_differs(other: Judged, own: Judged) -> str:
     candidate = other.candidate
     if other.why == ROWS_COMPARED:
         return "another micro-batch"
-    if _steps(other.facts or {}) != _steps(own.facts or {}) or not candidate.choices:
+    if lengths_of(other.facts or {}) != lengths_of(own.facts or {}) or not candidate.choices:
         return f"{candidate.micro_batch_size} × {candidate.accumulation}"
     return candidate.choices[-1].name
 
@@ -409,7 +407,7 @@ class _Judge:
         assert found.facts is not None
         arguments = found.facts["arguments"]
         self.facts = found.facts
-        self.steps, self.rows_digest = _steps(found.facts), found.facts.get("rows_digest")
+        self.steps, self.rows_digest = lengths_of(found.facts), found.facts.get("rows_digest")
         self.schedule = found.facts.get("schedule")
         size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
         return replace(found, candidate=SetupCandidate(size, accumulation))
@@ -420,7 +418,7 @@ class _Judge:
         if self._compares_rows(found):
             raise InputError(f"--sequences-per-step: {ROWS_COMPARED}; change the batch in the script, then plan again")
         if found.facts is not None:
-            self.steps, self.schedule = _steps(found.facts), found.facts.get("schedule")
+            self.steps, self.schedule = lengths_of(found.facts), found.facts.get("schedule")
         return found
 
     def _tried(self, candidate: SetupCandidate) -> Judged:
@@ -454,13 +452,13 @@ class _Judge:
 
     def _other_epoch(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         """(how its steps differ from the script's; how only the rows of its last batches do). Empty: they do not."""
-        steps = _steps(facts)
+        steps = lengths_of(facts)
         if steps == self.steps:
             return "", ""
-        made, own, what = next(each for each in zip(steps, self.steps, _LENGTHS, strict=True) if each[0] != each[1])
+        made, own, what = next(each for each in zip(steps, self.steps, LENGTHS, strict=True) if each[0] != each[1])
         counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
         said = f"{counted}the last batch of an epoch differs"
-        return ("", said) if what == _LENGTHS[-1] else (said, "")
+        return ("", said) if what == LENGTHS[-1] else (said, "")
 
     def _other_training(self, found: Judged) -> str:
         """How it is another training than the script's, of as many steps; empty: it is the same."""
@@ -489,77 +487,6 @@ class _Judge:
         traced = self.traces.of(overrides)
         environment = {**self.environment, **candidate.environment}
         return self.pool.submit(
-            _of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
+            of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
             self.gpus, environment, self.pricing, self.ram_is_given,
         ).result()  # fmt: skip
-
-
-_LENGTHS: Final = ("optimizer steps", "optimizer steps an epoch", "rows an epoch")
-
-
-def _steps(facts: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """`_LENGTHS` of a run; those of an epoch count for one that reaches the end of it."""
-    steps, an_epoch = facts.get("steps"), facts.get("steps_an_epoch")
-    if steps is not None and an_epoch is not None and steps < an_epoch:
-        return steps, None, None
-    return steps, an_epoch, facts.get("rows_an_epoch")
-
-
-def _of_trace(
-    traced: TraceFile,
-    device: Device,
-    notes: tuple[str, ...],
-    candidate: SetupCandidate,
-    script: UserScript,
-    machine: Machine,
-    gpus: int,
-    environment: Mapping[str, str],
-    pricing: Pricing,
-    ram_is_given: bool,
-) -> Judged:
-    content = json.loads(traced.path.read_text()) if traced.path is not None else None
-    ran = RanScript(checked(script, content, traced.why or None), device, notes)
-    prediction, _training = predicted_training(
-        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
-        enough_bytes=usable_bytes(machine),
-    )  # fmt: skip
-    about = ran.content["about"]
-    config = (about.get("deepspeed") or {}).get("config", {})
-    on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
-    found = judged(candidate, prediction, machine, facts=about["plan"], steps_on_cpu=on_cpu)
-    if ran.content["trace"].get("work") is None or ran.device != "cuda":
-        return found
-    work = Work.from_json(ran.content["trace"]["work"])
-    found = replace(found, facts={**about["plan"], "row_products": _row_products(work, about["plan"])})
-    return priced(found, work, about, pricing, gpus=gpus, accumulation=about["accumulation"])
-
-
-def _row_products(work: Work, facts: Mapping[str, Any]) -> frozenset[tuple[int, int, int]]:
-    """Products whose two sides are the rows of a micro-batch, or some times as many (pairs, negatives beside them, the
-    rows of other GPUs): (times, times, summed dimension). One trace may have one by chance, such as a classifier with
-    as many classes; two micro-batches have the same one only if rows are compared."""
-    rows = facts["arguments"]["per_device_train_batch_size"]
-    shapes = {each.shape for each in work.operations if each.kind == "matmul" and len(each.shape) == 4}
-    return frozenset(
-        (m // rows, n // rows, k)
-        for batch, m, n, k in shapes
-        if batch == 1 and m % rows == n % rows == 0 and max(m, n) <= _MOST_TIMES * rows
-    )
-
-
-_MOST_TIMES: Final = 16
-"""More are tokens. Eight GPUs, with pairs."""
-
-
-def _pool() -> ProcessPoolExecutor:
-    """Processes that put traces through the allocator: this one has other things to do. Ctrl-C is not theirs."""
-    return ProcessPoolExecutor(
-        AT_ONCE, mp_context=get_context("fork"), initializer=_in_the_pool, initargs=(os.getpid(),)
-    )
-
-
-def _in_the_pool(parent: int) -> None:
-    """Else they would stay where this process is killed, and with them what ends when their copies of its pipes close:
-    the process that runs the script."""
-    watch(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,12 @@
 """The search: which candidates are traced, in which order, and which need not be.
 
-Two rules save most of the traces. Memory grows with the micro-batch, so of each way to train the largest micro-batch
-that fits is looked for, and what is larger is excluded by what was traced. And a choice that costs time pays only by
-the memory it frees: where everything fits without it, it is tried no further.
+First comes what `memkit predict` proposes, then each plain way with its largest and its smallest micro-batch, with and
+without fused kernels; refinements follow, those of fast ways first. So a search that is stopped has the large steps.
+
+Three rules save most of the traces. Memory grows with the micro-batch, so of each way to train the largest micro-batch
+that fits is looked for, and what is larger is excluded by what was traced. Where weights, gradients and states alone
+do not fit, no micro-batch does. And a choice that costs time pays only by the memory it frees: where everything fits
+without it, it is tried no further.
 
 In: the script's own setup, choices by slot, and a function that judges a candidate. Out: all that was judged, and what
 was excluded, and by what.
@@ -11,8 +15,8 @@ was excluded, and by what.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,12 +25,9 @@ from typing import Final
 from hf_memkit.plan.candidate import Alternative, Group, SetupCandidate
 from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
 from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.time_limit import TimeLimit
 
-__all__ = ["LIMIT_S", "Search"]
-
-LIMIT_S: Final = 50.0
-"""From the script's own setup on: a whole plan then takes a minute more than the script's preparation, if that runs
-once (benchmarks/plan_search.py). What is being traced is waited for; after Ctrl-C it is ended."""
+__all__ = ["AT_ONCE", "Search"]
 
 AT_ONCE: Final = 2
 """Traces at a time."""
@@ -34,7 +35,17 @@ AT_ONCE: Final = 2
 _MORE_TRACES: Final = 3
 """Beside the largest and the smallest micro-batch, to find the largest that fits in between."""
 
+_OF_ACTIVATIONS: Final = (
+    "loss", "loss with code", "attention", "checkpointing", "padding", "precision", "allocator", "evaluation",
+)  # fmt: skip
+"""Slots that change nothing of what is held when the optimizer steps."""
+
+_SAME: Final = 0.99
+"""Of the peak of the optimizer's step, which differs by a thousandth from one micro-batch to another."""
+
 Ways = Mapping[str, Sequence[Alternative | None]]
+
+_Wave = tuple[Callable[[tuple[Alternative, ...]], object], list[tuple[Alternative, ...]]]
 
 
 @dataclass(slots=True)
@@ -46,7 +57,7 @@ class Search:
         ways: choices by slot, from the fastest to the leanest; None is what the script does.
         batch: (group, in words): what another micro-batch does to the result.
         said: is told of each candidate that is judged.
-        limit_s: nothing is begun that would end later, if it takes as long as the others on average.
+        time_limit: how long it goes on.
         end: ends what is being judged; called from the main thread, after Ctrl-C.
         evaluations: for a micro-batch, what makes evaluations need less, the largest first.
         per_gpu: sequences of one GPU in an optimizer step, in the place of the script's; 0: those.
@@ -63,7 +74,7 @@ class Search:
     ways: Ways
     batch: tuple[Group, str]
     said: Callable[[Judged], None] = lambda _: None
-    limit_s: float = LIMIT_S
+    time_limit: TimeLimit = field(default_factory=TimeLimit)
     end: Callable[[], None] = lambda: None
     evaluations: Callable[[int], Iterable[Alternative]] = lambda _: ()
     per_gpu: int = 0
@@ -72,41 +83,48 @@ class Search:
     stopped: bool = False
     stopped_by_hand: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _until: float = 0.0
-    _judging_s: float = 0.0
-    _judgements: int = 0
 
     def run(self) -> None:
-        """Judges the script's own setup, then ways to train, from the fastest to the leanest; then those that are
+        """Judges the script's own setup, then what `memkit predict` proposes, then plain ways to train, those that are
         nearly the same, and other methods."""
-        self._until = time.monotonic() + self.limit_s
+        self.time_limit.begin()
         try:
-            self._judged(self.own)
+            own = self._judged(self.own)
             with self._threads() as pool:
-                for ways in self._waves():
-                    list(pool.map(self._largest_that_fits, dict.fromkeys(ways)))
-                    if self.stopped:
+                nearest = self._nearest(pool) if own is None or not own.fits else None
+                for judged, ways in self._waves(nearest):
+                    list(pool.map(judged, dict.fromkeys(ways)))
+                    if self.stopped:  # what was not judged excludes nothing
                         return
                 self._neighbours(pool)
+                if not any(each.fits for each in self.judged.values()):
+                    list(pool.map(self._smallest_of, _ends(self._slot("loss"))))
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
     def nearest(self) -> Judged | None:
         """The first that fits, with as few changes as can be: a smaller micro-batch, then what frees most, then 8-bit
         states or an engine beside it. The largest micro-batch of that."""
-        self._until = time.monotonic() + self.limit_s
-        losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
-        more = [each for slot in ("small optimizer", "engine") for each in self.ways.get(slot, []) if each is not None]
-        lean = _way(losses[-1], checkpointing[-1])
-        ways = list(dict.fromkeys([(), _way(checkpointing[-1]), lean, *(_way(*lean, each) for each in more)]))
+        self.time_limit.begin()
         with self._threads() as pool:
-            for begin in range(0, len(ways), AT_ONCE):
-                wave = ways[begin : begin + AT_ONCE]
-                list(pool.map(self._largest_that_fits, wave))
-                for choices in wave:
-                    fitting = [each for each in self.judged.values() if each.fits and self._is(each, choices)]
-                    if fitting:
-                        return max(fitting, key=lambda each: each.candidate.micro_batch_size)
+            if (choices := self._nearest(pool)) is None:
+                return None
+            self._largest_that_fits(choices)
+        fitting = [each for each in self.judged.values() if each.fits and self._is(each, choices)]
+        return max(fitting, key=lambda each: each.candidate.micro_batch_size)
+
+    def _nearest(self, pool: ThreadPoolExecutor) -> tuple[Alternative, ...] | None:
+        """The way to train of `nearest`, of which one micro-batch fits."""
+        lean = self._lean()
+        small = self._others("small optimizer")[:1]
+        ways = [(), _way(lean[1]), _way(*lean), *(_way(lean[1], each) for each in small)]
+        ways += [_way(*lean, each) for each in (*self._others("small optimizer"), *self._others("engine"))]
+        ways = list(dict.fromkeys(ways))
+        for begin in range(0, len(ways), AT_ONCE):
+            wave = ways[begin : begin + AT_ONCE]
+            list(pool.map(self._bounds, wave))
+            if (first := next(filter(self._fits_with, wave), None)) is not None:
+                return first
         return None
 
     @contextlib.contextmanager
@@ -123,33 +141,74 @@ class Search:
 
     # ---- which ways to train ----
 
-    def _waves(self) -> Iterator[list[tuple[Alternative, ...]]]:
-        """Ways that can be judged beside one another; what comes first says whether the next is worth it. The leanest
-        comes first: where that does not fit, nothing does that needs more."""
-        losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
-        free = tuple(self.ways[slot][0] for slot in ("attention", "optimizer") if self.ways.get(slot))
-        small, precise, flat, engines, methods = (
-            [each for each in self.ways.get(slot, []) if each is not None]
-            for slot in ("small optimizer", "precision", "padding", "engine", "method")
-        )
-        lean, quick = (losses[-1], checkpointing[-1]), (losses[-1], checkpointing[0])
-        plain = [_way(*free, loss, saved) for loss in losses for saved in checkpointing]
-        near = [_way(*free, losses[-1], saved, *small[:1]) for saved in checkpointing]
-        leanest, leanest_near = _way(*free, *lean), _way(*free, *lean, *small[:1])
-        yield list(dict.fromkeys([leanest, leanest_near]))
-        fits, near_fits = not self._cannot_fit(leanest), not self._cannot_fit(leanest_near)
-        plain_ends = [_way(*free, loss, saved) for loss in losses[:-1] for saved in _ends(checkpointing)]
-        if not fits:
-            self._exclude_ways(plain, leanest)
-        if not near_fits:
-            self._exclude_ways(near, leanest_near)
-        yield [
-            *([_way(*free, *quick), *plain_ends] if fits else []),
-            *([_way(*free, *quick, *small[:1])] if near_fits else []),
-        ]
-        if fits and not self._all_fit():
-            yield [_way(*free, losses[-1], saved) for saved in checkpointing[1:-1]]
-        chunked = [each for each in self.ways.get("loss with code", []) if each is not None and not self._all_fit()]
+    def _slot(self, name: str) -> Sequence[Alternative | None]:
+        return self.ways.get(name) or [None]
+
+    def _others(self, name: str) -> list[Alternative]:
+        """What the script does not do itself."""
+        return [each for each in self._slot(name) if each is not None]
+
+    def _lean(self) -> tuple[Alternative | None, Alternative | None]:
+        """What frees most at little cost."""
+        return self._slot("loss")[-1], self._slot("checkpointing")[-1]
+
+    def _free(self) -> tuple[Alternative | None, ...]:
+        """What costs nothing."""
+        return self._slot("attention")[0], self._slot("optimizer")[0]
+
+    def _waves(self, nearest: tuple[Alternative, ...] | None) -> Iterator[_Wave]:
+        """Ways that can be judged beside one another, with what judges one; what comes first says whether the next is
+        worth it. The leanest comes first: where that does not fit, nothing does that needs more.
+
+        Args:
+            nearest: of which more micro-batches are tried before those of any other; None: the script's own fits, or
+                nothing.
+        """
+        losses, checkpointing = _ends(self._slot("loss")), self._slot("checkpointing")
+        quickest, leanest = checkpointing[0], checkpointing[-1]
+        free, small = self._free(), self._others("small optimizer")[:1]
+        # Fused kernels may need more, and take longer, where the micro-batch is small.
+        yield self._both_bounds, [_way(*free, loss, leanest) for loss in reversed(losses)]
+        plain = self._that_may_fit(losses)
+        yield self._both_bounds, [_way(*free, loss, quickest) for loss in reversed(plain)]
+        if nearest is not None:
+            yield self._largest_that_fits, [nearest]
+        near: list[Alternative | None] = []
+        if small and self._whole_batch_fits(_way(*free, losses[-1], leanest)):
+            near = plain
+        elif small:
+            yield self._bounds, [_way(*free, loss, leanest, *small) for loss in reversed(losses)]
+            near = self._that_may_fit(losses, *small)
+        near = sorted(near, key=lambda loss: self._least_seconds(_way(*free, loss, quickest)))[:1]
+        yield self._bounds, [_way(*free, loss, quickest, *small) for loss in near]
+        refined = [_way(*free, loss, saved) for loss in plain for saved in (quickest, leanest)]
+        refined += [_way(*free, loss, saved, *small) for loss in near for saved in (quickest, leanest)]
+        refined.sort(key=self._least_seconds)
+        yield self._largest_that_fits, refined
+        if plain and not self._all_fit():
+            loss = min(plain, key=lambda loss: self._least_seconds(_way(*free, loss, leanest)))
+            yield self._largest_that_fits, [_way(*free, loss, saved) for saved in checkpointing[1:-1]]
+        for ways in self._later_waves(fits=bool(plain)):
+            yield self._largest_that_fits, ways
+
+    def _that_may_fit(self, losses: Sequence[Alternative | None], *more: Alternative) -> list[Alternative | None]:
+        """Losses with which the leanest checkpointing fits. Where it does not, nothing does that saves more."""
+        checkpointing = self._slot("checkpointing")
+        found = []
+        for loss in losses:
+            ways = [_way(*self._free(), loss, saved, *more) for saved in checkpointing]
+            if self._cannot_fit(ways[-1]):
+                self._exclude_ways(ways, ways[-1])
+            else:
+                found.append(loss)
+        return found
+
+    def _later_waves(self, *, fits: bool) -> Iterator[list[tuple[Alternative, ...]]]:
+        """Ways that need other code, compute other numbers or swap. `fits`: whether something plain does."""
+        losses, checkpointing, small = self._slot("loss"), self._slot("checkpointing"), self._others("small optimizer")
+        precise, flat, engines = self._others("precision"), self._others("padding"), self._others("engine")
+        free, lean, quick = self._free(), self._lean(), (losses[-1], checkpointing[0])
+        chunked = [] if self._all_fit() else self._others("loss with code")
         yield [_way(*free, each, checkpointing[-1], *more) for each in chunked for more in ((), small[:1])]
         fitting = [each for each in chunked if self._fits_with(_way(*free, each, checkpointing[-1]))]
         yield [_way(*free, each, checkpointing[0]) for each in fitting]
@@ -157,21 +216,31 @@ class Search:
         yield [_way(*free, *saved, each) for each in precise for saved in (lean, quick)]
         lacking = [each for each in precise if not self._whole_batch_fits(_way(*free, *quick, each))]
         yield [_way(*free, *saved, *small[:1], each) for each in lacking for saved in (lean, quick)]
-        if not self._fits_with(leanest):
-            yield [*(_way(*lean, each) for each in engines), *(_way(*free, *lean, each) for each in small[1:])]
-        else:
+        if fits:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
+        else:
+            yield [*(_way(*lean, each) for each in engines), *(_way(*free, *lean, each) for each in small[1:])]
         # It may need less or more than any of the above; each of its traces runs the script from its first line.
         yield [_way(*free, *saved, each) for each in flat for saved in (quick, lean)]
         lacking = [each for each in flat if not self._fits_with(_way(*free, *lean, each))]
         yield [_way(*free, *lean, *small[:1], each) for each in lacking]
         yield [
             _way(*free, losses[-1], saved, precision, each)
-            for each in methods for precision in (None, *precise[-1:]) for saved in _ends(checkpointing)
+            for each in self._others("method") for precision in (None, *precise[-1:]) for saved in _ends(checkpointing)
         ]  # fmt: skip
         # With room left beside an engine that is worth it, less need be recomputed.
         if (engine := self._engine_to_refine()) is not None:
             yield [_way(losses[-1], saved, engine) for saved in checkpointing[:-1]]
+
+    def _least_seconds(self, choices: tuple[Alternative, ...]) -> float:
+        """The least of any micro-batch of it that was traced, also of one that does not fit: what a refinement may
+        come to. States in fewer bits change little of it."""
+
+        def plain(found: Sequence[Alternative]) -> list[Alternative]:
+            return [each for each in found if each.slot not in ("allocator", "evaluation", "small optimizer")]
+
+        traced = [each for each in self.judged.values() if plain(each.candidate.choices) == plain(choices)]
+        return min((each.seconds for each in traced if each.is_priced and each.seconds), default=math.inf)
 
     def _engine_to_refine(self) -> Alternative | None:
         """That of the fastest setup with the same result, if it has one; None: it has none, or no time."""
@@ -186,12 +255,29 @@ class Search:
 
     def _cannot_fit(self, choices: tuple[Alternative, ...]) -> bool:
         """Whether it was traced, and no micro-batch of it fits; one that a rule or the script refuses says nothing."""
+        if self._states_too_large(choices) is not None:
+            return True
         traced = [
             each
             for each in self.judged.values()
             if self._is(each, choices) and each.prediction is not None and not each.is_other
         ]
         return bool(traced) and not any(each.fits for each in traced)
+
+    def _states_too_large(self, choices: tuple[Alternative, ...]) -> Judged | None:
+        """One that was traced, with the same weights, gradients and states, of which these alone do not fit."""
+
+        def held(found: Sequence[Alternative]) -> list[Alternative]:
+            return [each for each in found if each.slot not in _OF_ACTIVATIONS]
+
+        for each in list(self.judged.values()):
+            found = each.prediction
+            if found is None or each.is_other or held(each.candidate.choices) != held(choices):
+                continue
+            stepping, _ = found.phases.get("optimizer", (0, None))
+            if _SAME * stepping + found.outside_allocator_bytes > each.usable_bytes > 0:
+                return each
+        return None
 
     def _whole_batch_fits(self, choices: tuple[Alternative, ...]) -> bool:
         found = [each for each in self.judged.values() if self._is(each, choices) and each.fits]
@@ -206,7 +292,7 @@ class Search:
         judged = [
             each for each in self.judged.values() if self._is(each, leanest) and each.prediction and not each.is_other
         ]
-        least = min(judged, key=lambda each: each.needs_bytes, default=None)
+        least = min(judged, key=lambda each: each.needs_bytes, default=self._states_too_large(leanest))
         if least is not None:
             for choices in ways:
                 for size in self._sizes():
@@ -242,39 +328,53 @@ class Search:
         group, said = self.batch if size != self.own.micro_batch_size else ("same result", "")
         return SetupCandidate(size, self._sequences // size, tuple(choices), group, said)
 
-    def _largest_that_fits(self, choices: tuple[Alternative, ...]) -> None:
-        """Traces the largest micro-batch; if it does not fit, the smallest, and then by halving what is between."""
+    def _bounds(self, choices: tuple[Alternative, ...]) -> tuple[Judged, Judged] | None:
+        """Traces the largest micro-batch; if it does not fit, the smallest. Both, if the smallest alone fits; None:
+        there is nothing to look for in between."""
         sizes = self._sizes()
-
-        def fits(at: int) -> Judged | None:
-            found = self._judged(self.candidate(sizes[at], choices))
-            if found is not None and not found.fits:
-                found = self._with_segments(self._with_smaller_evaluation(found))
-            if found is not None and not found.fits and found.prediction is not None and not found.is_other:
-                for larger in sizes[:at]:
-                    self._exclude(self.candidate(larger, choices), found)
-            return found
-
-        first = fits(0)
+        if (by := self._states_too_large(choices)) is not None:
+            for size in sizes:
+                self._exclude(self.candidate(size, choices), by)
+            return None
+        first = self._fitted(sizes[0], choices)
         if self._sizes() != sizes:  # it has turned out that there is only one
-            return self._largest_that_fits(choices)
-        if first is None or first.fits or first.prediction is None or len(sizes) == 1:
-            return
-        fitting = len(sizes) - 1
-        last = fits(fitting)
+            return self._bounds(choices)
+        if first is None or first.fits or first.prediction is None or first.lacks_host or len(sizes) == 1:
+            return None
+        smallest = len(sizes) - 1
+        last = self._fitted(sizes[smallest], choices)
         # Another training, or one that the script refuses (batch normalisation of one row): neither tells what fits.
-        while last is not None and (last.is_other or last.prediction is None) and fitting > 1:
-            fitting -= 1
-            last = fits(fitting)
-        if last is None or not last.fits:
+        while last is not None and (last.is_other or last.prediction is None) and smallest > 1:
+            smallest -= 1
+            last = self._fitted(sizes[smallest], choices)
+        return (first, last) if last is not None and last.fits else None
+
+    def _both_bounds(self, choices: tuple[Alternative, ...]) -> None:
+        """Traces the largest micro-batch and the smallest, also if both fit: rows are padded less in the smallest, and
+        fused kernels may cost more there than they save. Nothing is gained by it where memory suffices for all."""
+        self._bounds(choices)
+        if not self._all_fit() and self._states_too_large(choices) is None:
+            self._fitted(self._sizes()[-1], choices)
+
+    def _smallest_of(self, loss: Alternative | None) -> None:
+        """Traces what needs least with this loss, where nothing fits: how much is missing is then known."""
+        choices = _way(*self._free(), loss, self._slot("checkpointing")[-1], *self._others("small optimizer")[:1])
+        for size in (self._sizes()[0], self._sizes()[-1]):
+            self._fitted(size, choices)
+
+    def _largest_that_fits(self, choices: tuple[Alternative, ...]) -> None:
+        """Traces the bounds, then by halving what is between."""
+        if (bounds := self._bounds(choices)) is None:
             return
-        too_large = 0
+        first, last = bounds
+        sizes = self._sizes()
+        fitting, too_large = sizes.index(last.candidate.micro_batch_size), 0
         needs = {0: first.needs_bytes, fitting: last.needs_bytes}
         for _ in range(_MORE_TRACES):
             if fitting - too_large < 2:
                 return
             at = self._guess(sizes, needs, too_large, fitting, last.usable_bytes)
-            found = fits(at)
+            found = self._fitted(sizes[at], choices)
             if found is None:
                 return
             needs[at] = found.needs_bytes
@@ -282,6 +382,18 @@ class Search:
                 fitting = at
             else:
                 too_large = at
+
+    def _fitted(self, size: int, choices: tuple[Alternative, ...]) -> Judged | None:
+        """This micro-batch; if it does not fit, with what may make it fit and leaves the training as it is. What does
+        not fit excludes the larger ones."""
+        found = self._judged(self.candidate(size, choices))
+        if found is not None and not found.fits:
+            found = self._with_segments(self._with_smaller_evaluation(found))
+        if found is not None and not found.fits and found.prediction is not None and not found.is_other:
+            for larger in self._sizes():
+                if larger > size:
+                    self._exclude(self.candidate(larger, choices), found)
+        return found
 
     def _with_smaller_evaluation(self, judged: Judged) -> Judged:
         """With other evaluations, where they are what does not fit: training is the same."""
@@ -298,7 +410,7 @@ class Search:
         fit: the trace is the same."""
         found = judged.prediction
         allocator = next((each for each in self.ways.get("allocator", []) if each is not None), None)
-        if found is None or allocator is None:
+        if found is None or allocator is None or judged.lacks_host:
             return judged
         if found.peak_allocated_bytes + found.outside_allocator_bytes > judged.usable_bytes:
             return judged
@@ -316,18 +428,22 @@ class Search:
         return next((at for at in inside if sizes[at] <= most), inside[-1])
 
     def _neighbours(self, pool: ThreadPoolExecutor) -> None:
-        """Half the micro-batch of the fastest that fit, and of the fastest of the same result: rows are padded less,
-        and products may divide better."""
-        best = sorted(
-            (each for each in self.judged.values() if each.fits and each.seconds), key=lambda each: each.seconds or 0.0
-        )
-        asked = []
-        same = [each for each in best if each.candidate.group == "same result"]
-        for each in [*best[:2], *(each for each in same[:1] if each not in best[:2])]:
-            smaller = [size for size in self._sizes() if size < each.candidate.micro_batch_size]
-            if smaller:
-                asked.append(self.candidate(smaller[0], each.candidate.choices))
-        list(pool.map(self._judged, asked))
+        """Half the micro-batch of the fastest that fit, and of the fastest of the same result, as long as that is
+        faster: rows are padded less, and products may divide better."""
+        while not self.stopped:
+            best = sorted(
+                (each for each in self.judged.values() if each.fits and each.seconds),
+                key=lambda each: each.seconds or 0.0,
+            )
+            same = [each for each in best if each.candidate.group == "same result"]
+            asked = []
+            for each in dict.fromkeys(found.candidate for found in (*best[:2], *same[:1])):
+                smaller = [size for size in self._sizes() if size < each.micro_batch_size]
+                if smaller:
+                    asked.append(self.candidate(smaller[0], each.choices))
+            if all(each in self.judged for each in asked):
+                return
+            list(pool.map(self._judged, asked))
 
     # ---- one candidate ----
 
@@ -335,15 +451,13 @@ class Search:
         """None: there is no time left."""
         if candidate in self.judged:
             return self.judged[candidate]
-        began = time.monotonic()
-        likely_s = self._judging_s / max(1, self._judgements)
-        if self.stopped or (began + likely_s > self._until and candidate != self.own):
+        if self.stopped or (candidate != self.own and not self.time_limit.has_time()):
             self.stopped = True
             return None
+        began = self.time_limit.clock()
         found = self.judge(candidate)
+        self.time_limit.add(found, self.time_limit.clock() - began)
         with self._lock:
-            self._judging_s += time.monotonic() - began
-            self._judgements += 1
             self.judged[candidate] = found
             self.excluded.pop(candidate, None)
             if found.is_other and found.why == ROWS_COMPARED:

@@ -96,6 +96,9 @@ def longer(plans: Sequence[Plan]) -> str:
 def answer(plan: Plan) -> tuple[str, str]:
     """The first line: (verdict, the rest)."""
     best = plan.proposed
+    if plan.verdict == "unfinished":
+        tried = f"{len(plan.compared)} tried, search stopped"
+        return f"NO SETUP FOUND YET FOR {gpu_of(plan)}", f"{tried}; {plan.lacking()}"
     if best is None:
         as_it_is = " WITHOUT A CHANGE OF CODE" if plan.with_code and not plan.failed else ""
         return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}{as_it_is}", plan.lacking()
@@ -118,7 +121,7 @@ def beside(plan: Plan) -> Iterator[str]:
             yield f"It fits with other code: {_needs(plan, each)}."
         return
     if best is None:
-        yield from _to_give(plan)
+        yield from ([_unfinished(plan)] if plan.stopped else _to_give(plan))
         return
     if best.candidate.group != "same result":
         same = plan.best("same result")
@@ -127,7 +130,10 @@ def beside(plan: Plan) -> Iterator[str]:
             yield f"This is {best.candidate.group}: {best.candidate.result}."
             yield f"The same result takes {slower}: {same.candidate.name}."
         else:
-            yield f"Nothing fits with the same result. This is {best.candidate.group}: {best.candidate.result}."
+            none = "No setup with the same result found yet" if plan.stopped else "Nothing fits with the same result"
+            yield f"{none}. This is {best.candidate.group}: {best.candidate.result}."
+    if overflow := (best.facts or {}).get("fp16_overflow"):
+        yield f"{overflow}."
     if best.swaps:
         yield f"It {_off_the_gpu(best)}."
     if best.candidate == own.candidate:
@@ -223,6 +229,13 @@ def _to_give(plan: Plan) -> Iterator[str]:
         yield f"DeepSpeed's offloading was not tried: {why}."
 
 
+def _unfinished(plan: Plan) -> str:
+    """What to do where the search was stopped before it found a setup."""
+    if plan.stopped_by_hand:
+        return "The search is not finished: other setups may fit. Run it again, and let it finish."
+    return "The search is not finished: other setups may fit. Give it more time: --limit SECONDS."
+
+
 def _smallest_gpu(needs: int) -> str:
     """The named GPU with the least memory of those where this fits; empty: there is none."""
     known = {name: described_gpu(name) for name in KNOWN_GPUS}
@@ -251,10 +264,8 @@ def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]
 
 
 def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
-    """Setups that fit with other code in the script, which is shown."""
-    shown = {(each.candidate.code, each.candidate.group) for each in plan.with_code}
-    found = [each for each in plan.ranked if (each.candidate.code, each.candidate.group) in shown]
-    return [_row(plan, each, price) for each in found]
+    """Setups that fit with other code in the script, which is shown where it pays."""
+    return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
 
 
 def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:
@@ -268,8 +279,12 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
     """The first line of several GPUs, ranked: (verdict, the rest)."""
     first = ranked[0]
     best = first.proposed
+    so_far = " SO FAR" if any(plan.stopped for plan in ranked) else ""
     if best is None:
-        return "NOTHING FITS any of these GPUs", first.lacking()
+        return (
+            "NO SETUP FOUND YET ON any of these GPUs" if so_far else "NOTHING FITS any of these GPUs",
+            first.lacking(),
+        )
     spent = run_cost(best, price_of(first, prices), first.gpus)
     said = [best.candidate.name]
     if (run := run_of(best)) != NONE:
@@ -279,14 +294,15 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
     if spent is not None:
         said.append(f"costs {cost(spent)}")
     verdict = "CHEAPEST" if spent is not None else "FASTEST" if best.is_priced else "FITS"
-    return f"{verdict}: {gpu_of(first)}", ", ".join(said)
+    return f"{verdict}{so_far}: {gpu_of(first)}", ", ".join(said)
 
 
 def missing(plan: Plan) -> str:
-    """In a few words, of a GPU on which nothing fits."""
+    """In a few words, of a GPU for which nothing is proposed."""
     least = plan.smallest()
     too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
-    said = f"nothing fits: {format_gib(too_much)} over the limit" if too_much > 0 else "nothing fits"
+    said = "nothing found yet" if plan.verdict == "unfinished" else "nothing fits"
+    said += f": {format_gib(too_much)} over the limit" if too_much > 0 else ""
     return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
 
 
@@ -294,7 +310,7 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each. `every`: what no plan has too, and why."""
     best = plan.proposed
     if count := len(plan.excluded):
-        yield f"{count} more setup{'s' * (count != 1)} cannot fit: each needs more than one that does not fit."
+        yield f"{count} more setup{'s' * (count != 1)} cannot fit: each needs as much as what does not fit, or more."
     for name, why in plan.left_out.items():
         if every or name not in IN_NO_PLAN:
             yield f"Not tried: {name}: {why}."
@@ -318,9 +334,10 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
 def asked(plan: Plan) -> Iterator[str]:
     """Why methods that were asked for are in no setup that fits, a sentence each."""
     fitting = {choice.name for each in plan.traced if each.fits for choice in each.candidate.choices}
+    none = f"no setup with it fits{' so far' * plan.stopped}"
     for name in plan.also:
         if name not in fitting:
-            yield f"{name}: {plan.left_out.get(name, 'no setup with it fits')}."
+            yield f"{name}: {plan.left_out.get(name, none)}."
 
 
 def time_not_known(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from hf_memkit.hardware import Machine
 from hf_memkit.prediction import summary
-from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge
+from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, usable_bytes
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.units import GIB
 
@@ -120,6 +120,12 @@ class Prediction:
     def largest_category(self) -> Category:
         """What most of the peak is."""
         return max(self.categories, key=lambda name: self.categories[name])
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the GPU is too small, or just large enough; where it does not fit all the same, RAM or disk is."""
+        usable = usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+        return self.verdict == "tight" or self.confidence.cap_with_slack(self.smallest_cap_bytes) > usable
 
     def judged(self, machine: Machine) -> Prediction:
         """Another prediction, with the verdict for this machine and its GPU's capacity."""

@@ -163,7 +163,7 @@ def judge(
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
             f"it needs {format_size(host_bytes)} of RAM; the machine has {format_size(machine.ram_bytes)} "
-            f"(--ram sets it)"
+            "(--ram; default: this machine's)"
         )
     if disk_bytes is not None and disk_bytes > machine.disk_free_bytes:
         lacks.append(

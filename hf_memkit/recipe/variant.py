@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import SettingError
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.hardware import Machine
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts
@@ -34,9 +35,6 @@ __all__ = ["MULTIPLE", "Candidate", "longest_by_formula"]
 MULTIPLE: Final = 1024
 """Tokens: a length that is solved for is a multiple of this. Finer steps would change nothing that matters, and tensor
 cores like multiples of 64 elements (`presets/sizes.py`)."""
-
-_OVERFLOW_IN_FP16: Final = ("t5", "mt5", "umt5", "longt5")
-"""Model types that were trained in bf16 with activations above 65 504."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class Candidate:
         setup = task.settled(setup)
         for key, value in chosen.items():
             setup = setup.put(f"arguments.{key}", value, "--set")
-        if setup.get("arguments.fp16") and model.config.get("model_type") in _OVERFLOW_IN_FP16:
+        if setup.get("arguments.fp16") and overflow_in_fp16(model.config.get("model_type")):
             setup = setup.with_problems(
                 ["would compute in fp16, where T5's activations overflow; it needs a GPU with bf16"]
             )

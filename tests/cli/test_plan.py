@@ -66,7 +66,7 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     found: dict[str, Any] = json.loads(said.out)
     assert {
         "request", "name", "gpu", "gpus", "sequences_a_step", "full_share", "best", "setups", "excluded", "left_out",
-        "setups_judged", "stopped", "notes", "price_an_hour", "run_cost", "million_tokens_cost", "faster",
+        "setups_judged", "stopped", "verdict", "notes", "price_an_hour", "run_cost", "million_tokens_cost", "faster",
         "paste", "files", "launch",
     } <= set(found)  # fmt: skip
     assert found["request"]["arguments"] == OWN[1:] and found["files"] == ["plan.yaml", "plan.html"]
@@ -125,13 +125,21 @@ def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
     assert best["overrides"]["arguments"]["per_device_eval_batch_size"] == 2
 
 
-def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would notice: 0 where there is no setup, a plan file for one that does not fit, no word of what is missing."""
-    options = ["--gpu", "T4", "--gpu-memory", "600MB", "--limit", "0", "--write", "plan.yaml"]
-    assert main(["plan", "train.py", *options, *OWN]) == 1
+@pytest.mark.parametrize(
+    ("limit", "code", "verdict"),
+    [("0", 3, "unfinished"), pytest.param("400", 1, "nothing fits", marks=pytest.mark.longer)],
+)
+def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
+    folder: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int, verdict: str
+) -> None:
+    """Would notice: 0 where there is no setup, a plan file for one that does not fit, "nothing fits" of a search that
+    was stopped, no word of what is missing."""
+    options = ["--gpu", "T4", "--gpu-memory", "600MB", "--write", "plan.yaml"]
+    assert main(["plan", "train.py", *options, "--limit", limit, "--json", *OWN]) == code
     said = capsys.readouterr()
-    assert said.out.startswith("NOTHING FITS T4: the smallest, 8 × 1")
-    assert "plan.yaml: not written; nothing fits" in said.err and not (folder / "plan.yaml").exists()
+    found = json.loads(said.out)
+    assert (found["verdict"], found["best"], found["stopped"]) == (verdict, None, code == 3)
+    assert "plan.yaml: not written" in said.err and not (folder / "plan.yaml").exists()
 
 
 def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +150,7 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     said = capfd.readouterr()  # what the script prints, too
     assert code == 0, said.err
     t4, turing, none = json.loads(said.out)["gpus"]
+    assert [each["verdict"] for each in (t4, turing, none)] == ["fits", "fits", "unfinished"]
     assert [each["gpu"]["name"] for each in (t4, turing)] == ["T4", "RTX 2080 Ti"], "first what has a price"
     assert t4["run_cost"] == pytest.approx(t4["setups"][0]["run_s"][1] / 3600 * 0.5) and t4["million_tokens_cost"] > 0
     assert turing["run_cost"] is None and turing["setups"][0]["run_s"][1] < t4["setups"][0]["run_s"][1]
@@ -201,6 +210,14 @@ def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
     assert code == 0, said
     assert out.startswith("FASTEST SO FAR THAT FITS T4: ") and "search not finished" in " ".join(out.split())
     assert "Ctrl-C: printing the best so far" in said and "Traceback" not in said
+
+
+def test_ctrl_c_before_anything_fits(folder: Path) -> None:
+    """Would notice: 1 and "nothing fits" because the search was ended."""
+    (folder / "slow").touch()
+    gpu = ["--gpu", "T4", "--gpu-memory", "600MB"]
+    code, out, said = interrupted(started(folder, *gpu), after=": does not fit")
+    assert code == 3 and out.startswith("NO SETUP FOUND YET"), said
 
 
 def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:

@@ -21,6 +21,7 @@ from hf_memkit.cli import predict_render
 from hf_memkit.cli.main import main
 from hf_memkit.cli.predict import _resolved, _with_own
 from hf_memkit.cli.predict_next import NextSetup
+from hf_memkit.cli.predict_script import searched
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import Confidence
@@ -314,7 +315,10 @@ def drawn(
 ) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(predict_render.view(prediction, job, width, instead, short=short), crop=False)
+    predict_render.show(
+        prediction, predict_render.title_of(job), [], lambda: predict_render.advice_for(prediction, job, instead),
+        above=job.warnings, short=short, console=console,
+    )  # fmt: skip
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -382,9 +386,46 @@ def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
 
 
 def test_where_nothing_is_near_a_smaller_job_is_asked_for(xl: Setup) -> None:
-    small = prepared("gpt2-xl", gpu_memory="2GB", batch_size=8, sequence_length=1024, ram="8GB")
-    text = " ".join(" ".join(drawn(predicted(small, 20, 19), small, 100)).split())
+    text = " ".join(" ".join(drawn(predicted(xl, 20, 16), xl, 100)).split())
     assert "Try next" not in text and "Give a smaller --batch-size or --sequence-length, or more RAM" in text
+
+
+def test_the_verdict_stands_before_the_search_begins(xl: Setup) -> None:
+    """Would notice: a verdict that is known after ten seconds and held back for a minute; one that Ctrl-C takes."""
+    out = io.StringIO()
+    seen = []
+
+    def find() -> NextSetup:
+        seen.append(out.getvalue())
+        raise KeyboardInterrupt
+
+    def search() -> list[str]:
+        return [f"found: {searched(find)}"]
+
+    console = Console(file=out, width=80)
+    assert predict_render.show(predicted(xl, 20, 16), "a title", ["known"], search, console=console) == [
+        "known", "found: None",
+    ]  # fmt: skip
+    assert seen[0].startswith("DOES NOT FIT: ") and "known" in seen[0] and "a title" not in seen[0]
+    assert out.getvalue().startswith(seen[0]) and "a title" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("cap", "what", "micro_batch", "wanted", "vain"),
+    [
+        (16, "script", 8, ["per_device_train_batch_size", "rows"], ["LoRA"]),
+        (16, "script", 1, ["rows"], ["LoRA", "batch_size"]),
+        (19, "script", 8, ["adamw_bnb_8bit", "LoRA"], ["batch_size", "rows"]),
+        (16, "preset", 1, ["--sequence-length"], ["--batch-size"]),
+        (16, "variant of images", 1, ["larger GPU"], ["batch_size"]),
+    ],
+)
+def test_advice_is_about_what_frees_enough(
+    xl: Setup, cap: float, what: str, micro_batch: int, wanted: list[str], vain: list[str]
+) -> None:
+    """Would notice: a smaller batch where it is 1 already, or where the optimizer's states alone do not fit."""
+    said = " ".join(predict_render.advice(predicted(xl, 20, cap), None, what, micro_batch))
+    assert all(each in said for each in wanted) and not any(each in said for each in vain), said
 
 
 @pytest.mark.slow

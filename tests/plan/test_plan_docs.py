@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from hf_memkit.cli.main import app
-from hf_memkit.plan.search import LIMIT_S
+from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 from hf_memkit.prediction.verdict import FULL_SHARE
 from tests.conftest import ROOT
 
@@ -27,4 +27,8 @@ def test_the_page_has_the_options_of_the_verb() -> None:
         for line in typed:
             options = set(re.findall(r"(?<= )--?[a-z][a-z-]*", line.partition(" -- ")[0]))
             assert options <= own, line
-    assert f"Default: {LIMIT_S:.0f} |" in table and f"{FULL_SHARE:.0%}".replace("%", " %") in PAGE
+    (limit,) = (line for line in table.splitlines() if line.startswith("| `--limit"))
+    (option,) = (each for each in commands.commands["plan"].params if "--limit" in each.opts)
+    for text in (limit, option.help):
+        assert re.findall(r"\d+", text) == [f"{LIMIT_S:.0f}", f"{MOST_TIMES * LIMIT_S:.0f}"]
+    assert f"{FULL_SHARE:.0%}".replace("%", " %") in PAGE

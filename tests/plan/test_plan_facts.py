@@ -29,10 +29,12 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.models.udop.modeling_udop import UdopPreTrainedModel
 
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.choices import _precisions, of_batch, refused
-from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, plan_facts
+from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, fp16_overflow, plan_facts
 
 SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -72,6 +74,22 @@ def bert() -> Any:
 def t5() -> Any:
     shape = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
     return T5ForConditionalGeneration(T5Config(**shape, vocab_size=50, decoder_start_token_id=0))
+
+
+def test_what_overflows_in_fp16_is_cautioned(tmp_path: Path) -> None:
+    """Would notice: T5 in fp16 proposed without a word, whose losses become NaN; a caution for a model that fp16
+    suits, or for T5 in bf16."""
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    for make, overflows in ((t5, True), (llama, False)):
+        trainer = Trainer(make(), arguments)
+        arguments.fp16 = False
+        assert fp16_overflow(trainer) == "" == plan_facts(trainer)["fp16_overflow"]
+        arguments.fp16 = True
+        assert bool(fp16_overflow(trainer)) is overflows
+        arguments.fp16 = False
+        trainer.model.half()
+        assert bool(fp16_overflow(trainer)) is overflows, "its weights are in fp16"
+    assert overflow_in_fp16("udop", UdopPreTrainedModel._keep_in_fp32_modules), "by its class"
 
 
 @pytest.mark.parametrize(

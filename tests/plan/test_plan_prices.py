@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_memkit.cli.plan import read_prices
+from hf_memkit.cli.plan_options import read_prices
 from hf_memkit.errors import InputError
 from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.prices import million_tokens_cost, ranked_gpus, run_cost

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
 from hf_memkit.hardware import described_machine
+from hf_memkit.plan import wording
 from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
@@ -115,10 +116,56 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert "DeepSpeed's offloading was not tried: the script trains in fp32." in of(huge, short=True)
     said = of(plan(setup(8, 1, 12, 1.0), setup(4, 2, 10, 2.0)))
     assert "nothing to change" in said and "Add to" not in said
-    said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, EIGHT_BITS), stopped=True))
-    assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits with the same result. This is nearly" in said
+    said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, EIGHT_BITS)))
+    assert said.startswith("FASTEST THAT FITS") and "Nothing fits with the same result. This is nearly" in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, SDPA)))
     assert "attn_implementation='sdpa'" in said, "what no flag says"
+
+
+def test_a_stopped_search_never_says_that_nothing_fits() -> None:
+    """Would notice: a larger GPU rented, or a CI that fails for good, because a search had no time."""
+    own = setup(8, 1, 42, 1.0)
+    for by_hand in (False, True):
+        none = plan(own, stopped=True, stopped_by_hand=by_hand, also=("lomo",))
+        assert none.verdict == "unfinished" and plan(own).verdict == "nothing fits"
+        for said in (of(none), of(none, short=True)):
+            assert "NOTHING" not in said.upper().replace("NOTHING FOUND YET", "") and "larger GPU" not in said
+            assert said.startswith("NO SETUP FOUND YET") and ("--limit" in said) is not by_hand
+    near = setup(8, 1, 12, 2.0, EIGHT_BITS)
+    said = of(plan(own, near, stopped=True))
+    assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits" not in said and "found yet" in said
+    (found,) = plans_json([plan(own, near, stopped=True)], {})
+    assert (found["verdict"], found["stopped"]) == ("fits", True)
+
+
+def test_a_caution_stands_below_the_verdict() -> None:
+    """Would notice: T5 in fp16 on the first line, and no word of its losses but at the very end."""
+    made = plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, facts={"fp16_overflow": "fp16: too large"}))
+    assert "fp16: too large." in list(wording.beside(made)) and "fp16: too large" in of(made, short=True)
+
+
+def test_unfinished_searches_of_several_gpus_are_marked() -> None:
+    """Would notice: a GPU that is called the cheapest beside one whose search was stopped, or that is said to be too
+    small."""
+    stopped = plan(setup(8, 1, 42.8, 1.0, gpu="T4"), gpu="T4", stopped=True)
+    done = plan(setup(8, 1, 50, 0.3, gpu="H200"), gpu="H200")
+    for price in ({}, {"H200": 4.0}):
+        lines = shown(compared_view([stopped, done], price, 120), 120)
+        assert " SO FAR: H200" in lines[0]
+        (row,) = (at for at, line in enumerate(lines) if line.startswith("T4  "))
+        assert "nothing found yet" in lines[row] and "search not finished" in " ".join(lines[row : row + 4])
+    assert " SO FAR" not in shown(compared_view([done], {}, 80))[0]
+    small = plan(setup(8, 1, 60, 1.0, gpu="L4"), gpu="L4")
+    for which in ([stopped, small], [small, stopped]):
+        assert shown(compared_view(which, {}, 80))[0].startswith("NO SETUP FOUND YET")
+    assert shown(compared_view([small], {}, 80))[0].startswith("NOTHING FITS")
+
+
+def test_what_fits_with_other_code_is_in_a_table_also_where_it_does_not_pay() -> None:
+    """Would notice: a setup that the log says fits, and no table has."""
+    chunked = replace(PATCH, name="chunked loss", result="in chunks")
+    made = plan(setup(8, 1, 42.0, 1.0), setup(4, 2, 19.0, 1.0), setup(4, 2, 18.0, 1.4, chunked))
+    assert not made.with_code and "4 × 2, chunked loss" in of(made)
 
 
 def test_a_method_that_was_asked_for_is_answered_in_short_too() -> None:
@@ -213,6 +260,6 @@ def test_gpus_beside_one_another() -> None:
     assert lines[0].startswith("CHEAPEST: RTX 3090: 8 × 1, checkpointing")
     names = [line.split("  ")[0] for line in lines if line.startswith(("RTX 3090  ", "T4  ", "H200  "))]
     assert names == ["RTX 3090", "H200", "T4"]
-    assert "nothing fits: 29.40 GiB over the limit" in said and "Nothing fits: the smallest, 8 × 1, needs up" in said
+    assert "nothing fits: 29.40 GiB over the limit" in said and "FITS T4: the smallest, 8 × 1, needs up" in said
     lines = shown(compared_view(gpus, {}, 80))
     assert lines[0].startswith("FASTEST: H200") and "cost" not in " ".join(lines)

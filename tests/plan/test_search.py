@@ -12,6 +12,7 @@ import pytest
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.search import Search
+from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES, TimeLimit
 from hf_memkit.units import GIB
 from tests.plan.made_plans import setup
 
@@ -237,8 +238,149 @@ def test_the_allocator_s_setting_helps_only_where_the_need_itself_fits() -> None
 def test_no_time_left() -> None:
     """Would notice: a search that goes on after its limit, or does not say so."""
     judge = Formula(12.0)
-    found = searched(judge, limit_s=0.0)
+    found = searched(judge, time_limit=TimeLimit(0.0))
     assert judge.asked == ["8 × 2"] and found.stopped and not found.stopped_by_hand
+
+
+FUSED = Alternative("loss", "fused")
+
+
+class Padded(Formula):
+    """Rows of unequal length and a large vocabulary: a small micro-batch pads less, logits take most of a row, and a
+    fused loss costs more the smaller its micro-batch is. Each takes `trace_s` to judge, one at a time."""
+
+    def __init__(self, usable_gib: float, *, trace_s: float = 0.0, **known: float) -> None:
+        super().__init__(usable_gib, **known)
+        self.trace_s, self.now = trace_s, 0.0
+
+    def __call__(self, candidate: SetupCandidate) -> Judged:
+        self.asked.append(candidate.name)
+        plain = Formula(self.usable_gib, fixed=self.fixed, row=self.row, beyond=self.beyond)
+        found = plain(replace(candidate, choices=candidate.without("loss")))
+        assert found.prediction is not None and found.step_time is not None
+        fused, size = FUSED in candidate.choices, candidate.micro_batch_size
+        reserved = found.prediction.peak_reserved_bytes[1] + int((0 if fused else 2.0 * size) * GIB)
+        prediction = replace(found.prediction, peak_reserved_bytes=(reserved, reserved))
+        factor = 0.5 + 0.05 * size + (1.2 / size if fused else 0.0)
+        low, middle, high = found.step_time.seconds
+        time = replace(found.step_time, seconds=(factor * low, factor * middle, factor * high))
+        self.now += self.trace_s
+        fits = prediction.total_bytes[1] <= self.usable_gib * GIB
+        return replace(
+            found, candidate=candidate, prediction=prediction, step_time=time, fits=fits,
+            why="" if fits else "too large",
+        )  # fmt: skip
+
+    def clock(self) -> float:
+        return self.now
+
+
+WITH_FUSED = {"loss": [None, FUSED], **WAYS}
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the order of traces is the same every time."""
+    monkeypatch.setattr("hf_memkit.plan.search.AT_ONCE", 1)
+
+
+def default_search(judge: Padded, own: SetupCandidate) -> Search:
+    return searched(judge, own, ways=WITH_FUSED, time_limit=TimeLimit(clock=judge.clock))
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("usable", [11.0, 13.0, 15.0, 18.0, 24.0, 40.0])
+def test_what_predict_proposes_and_the_ends_come_first(usable: float) -> None:
+    """Would notice: a plan that is worse than the setup that `memkit predict` proposes of the same job, because the
+    search was stopped before it came to that; fused kernels taken for granted, though they cost more than they
+    save."""
+    own = SetupCandidate(8, 1)
+    near = Search(Padded(usable), own, WITH_FUSED, ("same result", "")).nearest()
+    assert near is not None
+    judge = Padded(usable)
+    searched(judge, own, ways=WITH_FUSED)
+    refined = [at for at, name in enumerate(judge.asked) if name.split()[0] not in ("8", "1")]
+    assert judge.asked.index(near.candidate.name) <= 14
+    leanest = ("1 × 8, checkpointing", "1 × 8, fused, checkpointing")
+    if min(refined, default=99) < 99:
+        assert all(judge.asked.index(each) < min(refined) for each in leanest), judge.asked
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("usable", [11.0, 13.0, 15.0, 18.0, 24.0, 40.0])
+@pytest.mark.parametrize("own", [SetupCandidate(8, 1), SetupCandidate(16, 2)])
+def test_the_default_search_ends_near_the_best(usable: float, own: SetupCandidate) -> None:
+    """Would notice: a headline that costs half as long again as what a longer search finds. On a busy machine eight
+    setups are judged in the default time."""
+    judge = Padded(usable, trace_s=LIMIT_S / 8)
+    found, full = default_search(judge, own), searched(Padded(usable), own, ways=WITH_FUSED)
+    best = [each.judged[fastest(each)].seconds or 0.0 for each in (found, full)]
+    assert best[0] <= 1.15 * best[1], judge.asked
+    assert judge.now <= MOST_TIMES * LIMIT_S + 2 * judge.trace_s
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_an_improvement_is_waited_for_and_no_more() -> None:
+    """Would notice: a search that ends at its default limit while it still improves, one that goes on for nothing, one
+    that goes beyond what was typed."""
+    of_time = Padded(13.0, trace_s=LIMIT_S / 4)
+    assert default_search(of_time, SetupCandidate(8, 1)).stopped and len(of_time.asked) > 4
+    in_vain = Padded(1.0, trace_s=LIMIT_S / 2)
+    assert default_search(in_vain, SetupCandidate(8, 1)).stopped and in_vain.now > 2 * LIMIT_S
+    typed = Padded(13.0, trace_s=LIMIT_S / 4)
+    searched(typed, SetupCandidate(8, 1), ways=WITH_FUSED, time_limit=TimeLimit(LIMIT_S, typed.clock))
+    assert typed.now <= LIMIT_S + typed.trace_s
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_stopped_search_excludes_nothing_that_it_has_not_looked_at() -> None:
+    """Would notice: ways that are said not to fit because the smallest micro-batch was not reached."""
+    for limit in range(1, 12):
+        judge = Padded(13.0, trace_s=1.0)
+        limited = TimeLimit(float(limit), judge.clock)
+        found = searched(judge, SetupCandidate(8, 1), ways=WITH_FUSED, time_limit=limited)
+        assert not any(Padded(13.0)(each).fits for each in found.excluded), limit
+
+
+class States(Formula):
+    """The optimizer's step needs `fixed`, whatever the micro-batch is."""
+
+    def __call__(self, candidate: SetupCandidate) -> Judged:
+        found = super().__call__(candidate)
+        slots = {each.slot for each in candidate.choices}
+        stepping = self.fixed * (0.7 if "small optimizer" in slots else 1) * (0.3 if "engine" in slots else 1)
+        assert found.prediction is not None
+        return replace(found, prediction=replace(found.prediction, phases={"optimizer": (int(stepping * GIB), None)}))
+
+
+def test_where_the_states_alone_do_not_fit_nothing_else_of_them_is_traced() -> None:
+    """Would notice: every micro-batch and checkpointing of an optimizer whose states are too large, one after the
+    other, before what fits; or "nothing fits" by a setup that is far from the smallest."""
+    judge = States(30.0, fixed=40.0)
+    found = searched(judge)
+    plain = [each for each in judge.asked if "8-bit" not in each and "offload" not in each]
+    assert plain == ["8 × 2"] and found.judged[found.candidate(4, (CHECKPOINTING, SMALL))].fits
+    assert all(not States(30.0, fixed=40.0)(each).fits for each in found.excluded)
+    in_vain = searched(States(5.0, fixed=40.0))
+    assert not any(each.fits for each in in_vain.judged.values()) and not in_vain.stopped
+    assert in_vain.candidate(1, (CHECKPOINTING, SMALL)) in in_vain.judged, "how much is missing is known"
+
+
+def test_ram_that_is_short_is_short_with_every_micro_batch() -> None:
+    """Would notice: smaller micro-batches traced, and other settings of the allocator, where RAM is what lacks."""
+
+    class Host(Formula):
+        def __call__(self, candidate: SetupCandidate) -> Judged:
+            found = super().__call__(candidate)
+            if "engine" not in {each.slot for each in candidate.choices}:
+                return found
+            assert found.prediction is not None
+            prediction = replace(found.prediction, verdict="does not fit", why="it needs 90 GiB of RAM")
+            return replace(found, prediction=prediction, fits=False, why=prediction.why)
+
+    judge = Host(12.0)
+    searched(judge)
+    assert [each for each in judge.asked if "offload" in each] == ["16 × 1, checkpointing, offload"]
 
 
 def test_ctrl_c_keeps_what_there_is() -> None:

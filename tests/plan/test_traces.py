@@ -15,7 +15,8 @@ from transformers import GPT2Config
 from hf_memkit.errors import ScriptFailed
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.choices import choices_for
-from hf_memkit.plan.planning import _steps, plan_script
+from hf_memkit.plan.of_trace import lengths_of
+from hf_memkit.plan.planning import plan_script
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.script_overrides import Overrides
@@ -128,6 +129,45 @@ def test_a_device_map_is_seen_and_no_engine_is_proposed_beside_it(
         )
 
 
+TRLS_OWN = """
+import datasets, json, sys
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+rows = datasets.Dataset.from_dict({"input_ids": [[2] * 32] * 16})
+arguments = SFTConfig("out", report_to="none", bf16=True, per_device_train_batch_size=4, save_strategy="no")
+SFTTrainer(sys.argv[1], args=arguments, train_dataset=rows, processing_class=tokenizer).train()
+"""
+
+
+@pytest.mark.longer
+def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Would notice: no ZeRO in any plan of TRL's scripts: it gives a device_map only where nothing is distributed, and
+    None under DeepSpeed."""
+    pytest.importorskip("trl")
+    model = tmp_path_factory.mktemp("model")
+    shape = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 1000, "n_positions": 64}
+    GPT2Config(**shape, architectures=["GPT2LMHeadModel"]).save_pretrained(model)
+    (folder / "train.py").write_text(TRLS_OWN)
+    with traces(str(model)) as started:
+        started.start()
+        found = content(started.of(Overrides()))["about"]["plan"]
+        left_out: dict[str, str] = {}
+        machine = described_machine("L4", None, None, None)
+        choices = choices_for(found, machine, {}, gpus=1, left_out=left_out)
+        assert not found["device_map"] and "DeepSpeed" not in left_out
+        for engine in choices["engine"][1:]:
+            assert engine is not None
+            about = content(started.of(Overrides({"deepspeed": engine.settings["arguments.deepspeed"]})))["about"]
+            assert about["deepspeed"] and not about["plan"]["device_map"], engine.name
+
+
 def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) -> None:
     """30 rows, 8 a step, the rest dropped: 3 steps; in micro-batches of 2 or 1 rows there would be 4. Would notice: a
     plan that trains on other rows than the script."""
@@ -197,7 +237,7 @@ def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
     assert large and all("128 rows an epoch instead of 112" in each.result for each in large)
     assert {each.group for each in large} == {"nearly the same"}
     short = {**own, "steps": own["steps_an_epoch"] - 1}
-    assert _steps(short) == _steps({**short, "rows_an_epoch": 128}), "no epoch ends"
+    assert lengths_of(short) == lengths_of({**short, "rows_an_epoch": 128}), "no epoch ends"
 
 
 def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:

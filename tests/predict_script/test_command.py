@@ -211,7 +211,7 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "64GB"))
     assert code == 1, said
     assert out.startswith("DOES NOT FIT: ")
-    assert "Give a smaller per_device_train_batch_size or shorter rows." in out and "--batch-size" not in out
+    assert "LoRA" in out and "batch_size" not in out and "--batch-size" not in out, "it is 1 already"
     assert "preset" not in out and "2 × 4GB GPU" in out
     assert "the first of 2 ranks" in out and ", 2 times" in out
 

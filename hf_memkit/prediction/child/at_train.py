@@ -40,7 +40,7 @@ from hf_memkit.prediction.child.evaluations import Evaluations, is_asked_for, la
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts, refused_by_trl
+from hf_memkit.prediction.child.plan_facts import fp16_overflow, needs_padding, plan_facts, refused_by_trl
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -248,7 +248,7 @@ def _about(trainer: Any) -> Found:
     arguments, model = trainer.args, trainer.model
     base = _base(model)
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = list(_left_out(arguments, base))
+    notes = [*filter(None, [fp16_overflow(trainer)]), *_left_out(arguments, base)]
     if getattr(arguments, "predict_with_generate", False):
         if not generates(arguments, type(trainer)):
             notes.append("predict_with_generate has no effect: only Seq2SeqTrainer generates")

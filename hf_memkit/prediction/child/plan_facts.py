@@ -22,10 +22,11 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["fixed_by_deepspeed", "needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
+__all__ = ["fixed_by_deepspeed", "fp16_overflow", "needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -91,6 +92,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "loss_func": trainer.compute_loss_func is not None,
         "scaled_by_accumulation": _is_scaled(trainer, base),
         "fixed_by_deepspeed": fixed_by_deepspeed(trainer.args.deepspeed),
+        "fp16_overflow": fp16_overflow(trainer),
         "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
         "parses_arguments": bool(_made_parsers),
         "padding_free": bool(getattr(trainer, "padding_free", False)),
@@ -105,6 +107,16 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
 
 def _dtypes(parameters: list[torch.nn.Parameter]) -> list[str]:
     return sorted({str(each.dtype).removeprefix("torch.") for each in parameters})
+
+
+def fp16_overflow(trainer: Any) -> str:
+    """What overflows in this training, where it computes in fp16; empty: nothing is known."""
+    model = trainer.model
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not trainer.args.fp16 and all(each.dtype != torch.float16 for each in base.parameters()):
+        return ""
+    kept = getattr(base, "_keep_in_fp32_modules", None) or ()
+    return overflow_in_fp16(getattr(getattr(base, "config", None), "model_type", None), kept)
 
 
 def needs_padding(trainer: Any) -> str:

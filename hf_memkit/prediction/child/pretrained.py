@@ -36,8 +36,20 @@ def loaded_at(model: Any) -> dict[str, Any] | None:
 
 
 def has_device_map(model: Any) -> bool:
-    """Whether `from_pretrained` got a `device_map` for it, also where that is one GPU."""
+    """Whether the script gave `from_pretrained` a `device_map` for it, also where that is one GPU."""
     return model in _with_device_map
+
+
+def _by_trls_trainer() -> bool:
+    """Whether a Trainer of TRL's loads the model itself: it chooses "auto" only outside distributed runs, and under
+    DeepSpeed None, whatever `model_init_kwargs` say (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        in_trl = str(frame.f_globals.get("__name__")).startswith("trl.")
+        if in_trl and frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "create_optimizer"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _users_call() -> dict[str, Any]:
@@ -93,7 +105,7 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
             _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
         _loaded_at[model] = _users_call()
-        if load_config.device_map is not None:
+        if load_config.device_map is not None and not _by_trls_trainer():
             _with_device_map.add(model)
         return loaded, None
 
