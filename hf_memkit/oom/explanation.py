@@ -32,6 +32,8 @@ _ROWS: Final = (
     ("other Metal buffers", "other_bytes"),
     ("hardware limit", "limit_bytes"),
     ("RAM of the process", "resident_bytes"),
+    ("RAM in use", "used_bytes"),
+    ("RAM in total", "total_bytes"),
 )
 
 _KILLS: Final = ("sigkill", "dataloader-killed", "linux-memcg", "linux-oom", "slurm", "kubernetes")
@@ -277,7 +279,10 @@ def _sentence(message: OomMessage) -> str:
         return f"{who} was killed and raised no error"
     if message.memory == "kernel":
         return f"{message.library} could not start a kernel"
-    what = {"device": "on the GPU", "host": "in RAM", "shared memory": "in /dev/shm"}[message.memory]
+    what = {
+        "device": "on the GPU", "host": "in RAM", "pinned": "in page-locked RAM", "shared memory": "in /dev/shm",
+        "disk": "on disk",
+    }[message.memory]  # fmt: skip
     if message.memory == "device" and message.device is not None:
         what = f"on GPU {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"

@@ -11,8 +11,9 @@ from hf_memkit.units import GIB, MIB
 
 __all__ = ["Memory", "OomMessage", "Process", "paragraph", "printable", "show"]
 
-Memory = Literal["device", "host", "shared memory", "kernel"]
-"""Which memory ran out: the device's, the machine's RAM, /dev/shm, or what one GPU kernel may use on the chip."""
+Memory = Literal["device", "host", "pinned", "shared memory", "disk", "kernel"]
+"""Which memory ran out: the device's (`device_type` names it; `tpu` is an accelerator of XLA), the machine's RAM,
+page-locked RAM, /dev/shm, a disk, or what one GPU kernel may use on the chip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class OomMessage:
         form: which known form it has (`hf_memkit.oom.patterns`).
         library: who wrote it, such as `"PyTorch"` or `"Linux"`.
         memory: which memory ran out.
-        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `hpu`; None if unknown or not device memory.
+        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu`; None if unknown or not device memory.
         device: index of the GPU.
         requested_bytes: size of the allocation that failed.
         capacity_bytes: total memory of the GPU.
@@ -46,6 +47,7 @@ class OomMessage:
         limit_bytes: kernel: the hardware limit; DeepSpeed: the size of one buffer.
         pid, process_name: the process that was killed.
         resident_bytes: host RAM of that process.
+        used_bytes, total_bytes: host RAM in use, and how much there is or the job may use.
         in_cgroup: True for the limit of a container or job, False for the machine's.
         variable: the allocator's environment variable, as this version of torch names it.
         quote: the message text, shortened, without control characters.
@@ -71,6 +73,8 @@ class OomMessage:
     pid: int | None = None
     process_name: str | None = None
     resident_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
     in_cgroup: bool | None = None
     variable: str | None = None
 

@@ -19,7 +19,7 @@ from typing import Any, Final, TextIO
 
 from hf_memkit.oom.message import OomMessage, printable
 from hf_memkit.oom.patterns import FORM_OF, FORMS, Form, heads, might_be
-from hf_memkit.oom.traceback import BEGINS, Traced, trace
+from hf_memkit.oom.traceback import BEGINS, Traced, phase_of_progress, trace
 from hf_memkit.terms import Phase
 
 __all__ = ["MAX_LINE", "FoundMessage", "find_messages", "most_telling", "parse_message"]
@@ -127,6 +127,10 @@ ranks between."""
 _NEAR: Final = 12
 """Lines before a message that may say what was being allocated."""
 
+_PROGRESS: Final = 60
+"""Lines before a message without a traceback that may tell what the job was doing: launchers write about 30 of their
+own before they name the process that was killed."""
+
 _KEPT_OF_A_LINE: Final = 400
 
 _LOOKED_AT: Final = 3
@@ -218,8 +222,8 @@ def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Call
 def _trace_there(before: deque[str], line: LogLine) -> Traced:
     """What the traceback tells that the rank of `line` wrote before it."""
     kept = [*before, line.raw[:_KEPT_OF_A_LINE]]
-    if not any(BEGINS in raw for raw in kept):
-        return Traced()  # in most logs; cleaning every line would take long where every line is a message
+    if not any(BEGINS in raw for raw in kept):  # in most logs; to clean them all where every line is a message is slow
+        return Traced(phase=phase_of_progress(kept[-_PROGRESS:]))
     cleaned = map(clean, kept)
     return trace(text for text, rank in cleaned if rank == line.rank)
 
@@ -283,7 +287,7 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
 
 
 def _device_type(form: Form, quote: str) -> str | None:
-    if form.memory in ("host", "shared memory"):
+    if form.memory not in ("device", "kernel"):
         return None
     kinds = {"HIP": "rocm", "XPU": "xpu", "NPU": "npu", "CUDA": "cuda", "CUBLAS": "cuda"}
     return next((kind for name, kind in kinds.items() if quote.upper().startswith(name)), None)

@@ -280,14 +280,14 @@ FORMS: Final[tuple[Form, ...]] = (
     Form("triton", "Triton", "kernel", r"out of resource: shared memory", ("out of resource",), 1,
          numbers(r"Required: (\d{1,12}),? Hardware limit: (\d{1,12})", "requested_bytes", "limit_bytes")),
     # deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 312 and 357
-    Form("deepspeed-buffers", "DeepSpeed", "host", r"Not enough buffers \d{1,9} for swapping",
+    Form("deepspeed-buffers", "DeepSpeed", "pinned", r"Not enough buffers \d{1,9} for swapping",
          ("Not enough buffers",), 1),
-    Form("deepspeed-buffer-size", "DeepSpeed", "host", r"More elements \d{1,15} than buffer size",
+    Form("deepspeed-buffer-size", "DeepSpeed", "pinned", r"More elements \d{1,15} than buffer size",
          ("More elements",), 1),
     # deepspeed 0.19.8: ops/csrc/pin_memory/page_alloc.cpp
-    Form("deepspeed-mlock", "DeepSpeed", "host", r"mlock failed to allocate (?=\d)", ("mlock failed",), 1,
+    Form("deepspeed-mlock", "DeepSpeed", "pinned", r"mlock failed to allocate (?=\d)", ("mlock failed",), 1,
          request),
-    Form("pinned", "CUDA", "host", r"\bcudaHostAlloc\b[^\n]{0,80}(?:fail|out of memory)|cudaErrorHostMemory",
+    Form("pinned", "CUDA", "pinned", r"\bcudaHostAlloc\b[^\n]{0,80}(?:fail|out of memory)|cudaErrorHostMemory",
          ("cudaHostAlloc", "cudaErrorHost"), 1),
     # torch: c10/core/impl/alloc_cpu.cpp; before 1.0 TH/THGeneral.c
     Form(

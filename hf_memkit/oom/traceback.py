@@ -9,13 +9,13 @@ named only here was seen in users' tracebacks (`tests/oom/tracebacks.py` has the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "Feature", "Place", "Traced", "trace"]
+__all__ = ["BEGINS", "Feature", "Place", "Traced", "phase_of_progress", "trace"]
 
 BEGINS: Final = "Traceback (most recent call last)"
 
@@ -176,6 +176,40 @@ def trace(lines: Iterable[str]) -> Traced:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
                 return Traced(phase, place, library, _short(frame), model_type, in_use)
     return Traced(phase, in_use=in_use, model_type=model_type)
+
+
+# What programs print while they work. In this order: datasets' "Saving the dataset" is no save of a model. The words
+# are those of transformers 4.3x to 5.23 (trainer.py, modeling_utils.py, core_model_loading.py), datasets 3 and 4
+# (arrow_dataset.py, builder.py), trl 1.16 (trainer/sft_trainer.py), accelerate 1.15 and vLLM.
+_PROGRESS: Final[tuple[tuple[Phase | None, re.Pattern[str]], ...]] = (
+    ("best_model", re.compile(r"Loading best model from")),
+    ("resume", re.compile(
+        r"Loading model from \S*checkpoint-\d|[Rr]esum(?:e|ing) (?:training )?from|Continuing training from")),
+    ("load", re.compile(
+        r"Loading (?:checkpoint shards|safetensors|pt checkpoint|weights|the model|model\b|pipeline)"
+        r"|loading weights file|Materializing param|Fetching \d+ files")),
+    ("data", re.compile(
+        r"\b(?:Map|Filter|Flattening the indices|Saving the dataset|Loading dataset shards)\b[^\n:]{0,40}:"
+        r"|[Rr]unning tokenizer|[Tt]okeniz(?:ing|ation)\b|Generating \w{1,40} (?:split|examples)|Grouping texts"
+        r"|[Pp]acking \w|Applying (?:chat template|formatting function)|Converting \w{1,40} dataset|Truncating \w"
+        r"|Preprocessing (?:the )?dataset|\(num_proc=\d+\)| examples/s\b")),
+    ("save", re.compile(
+        r"Writing model shards|Saving (?:model|checkpoint|FSDP|current|the (?:final )?model|Optimizer)"
+        r"|Configuration saved in|[Mm]odel weights saved in|tokenizer config file saved|Saved? checkpoint")),
+    ("evaluate", re.compile(r"Running (?:Evaluation|Prediction)|\bEvaluat(?:ing|ion)\b[^\n]{0,40}\d%")),
+    (None, re.compile(r"Running training|['\"](?:eval_)?loss['\"]: |Training completed")),
+)  # fmt: skip
+_ENDED: Final = re.compile(r"\b100%\|")
+
+
+def phase_of_progress(lines: Sequence[str]) -> Phase | None:
+    """What the job was doing by the last of `lines` that tells it: a progress bar, or what a library prints."""
+    for line in reversed(lines):
+        for phase, sign in _PROGRESS:
+            if sign.search(line):
+                # After data comes anything; weights that have just been loaded are still what fills the memory.
+                return None if phase == "data" and _ENDED.search(line) else phase
+    return None
 
 
 def _frames(lines: list[str]) -> Iterator[str]:
