@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +27,9 @@ _SEGMENT: Final = 2 * MIB
 _LARGE: Final = 2 * GIB
 """A single request from which nearly all are logits or attention scores: a linear layer of 8,192 tokens and 28,672
 16-bit numbers needs 0.44 GiB, logits of 8,192 tokens over a vocabulary of 128,256 in fp32 3.91."""
+
+_ZERO_3: Final = re.compile(r"z(?:ero)?[-_]?3|stage[-_]?3|infinity")
+"""In the name of a DeepSpeed config that cannot be read here."""
 
 _TYPES: Final = {2: "2 bytes", 4: "4 bytes"}
 
@@ -55,6 +59,10 @@ class FailedJob:
     @property
     def phase(self) -> str | None:
         return self.trace.phase
+
+    @property
+    def place(self) -> str | None:
+        return self.trace.place
 
     @property
     def device_type(self) -> str | None:
@@ -105,6 +113,7 @@ class FailedJob:
         fsdp_checkpoints = mapping(job.argument("fsdp_config")).get("activation_checkpointing")
         offloads = [mapping(zero.get(f"offload_{what}")).get("device") for what in ("optimizer", "param")]
         offloads.append(job.argument("deepspeed_offload_optimizer"))
+        file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
         signs: tuple[tuple[Feature, object], ...] = (
             ("checkpointing", job.checkpointing or fsdp_checkpoints),
             ("liger", job.argument("use_liger_kernel")),
@@ -115,8 +124,8 @@ class FailedJob:
             ("paged optimizer", find_optimizer(job.optim).unpaged),
             ("SDPA", job.argument("attn_implementation") == "sdpa"),
             ("flash attention", "flash" in str(job.argument("attn_implementation"))),
-            ("ZeRO-3", 3 in (zero.get("stage"), job.stage)),
-            ("offload", any(device in ("cpu", "nvme") for device in offloads) or job.states_in_ram),
+            ("ZeRO-3", 3 in (zero.get("stage"), job.stage) or _ZERO_3.search(file)),
+            ("offload", "offload" in file or any(device in ("cpu", "nvme") for device in offloads) or job.states_in_ram),
             ("adapters", job.trains_adapters or any(map(job.argument, adapters))),
             ("vLLM", job.argument("use_vllm") and job.argument("vllm_mode") != "server"),
             ("16-bit weights", str(job.argument("dtype")).removeprefix("torch.") in ("bfloat16", "float16", "bf16",
@@ -134,8 +143,10 @@ class FailedJob:
     @property
     def large_and_unknown(self) -> bool:
         """Whether one large tensor was requested, and no frame shows for what: backward runs in C++."""
-        hidden = self.phase == "backward" or self.trace == Traced()
-        return self.trace.place is None and hidden and (self.message.requested_bytes or 0) >= _LARGE
+        trace = self.trace
+        no_frames = trace.phase in (None, "forward") and trace.model_type is None and not trace.in_use
+        hidden = trace.place is None and (trace.phase == "backward" or no_frames)
+        return hidden and (self.message.requested_bytes or 0) >= _LARGE
 
     @cached_property
     def requested_tensor(self) -> RequestedTensor | None:

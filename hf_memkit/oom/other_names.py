@@ -98,7 +98,9 @@ def _derived(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
         found["load_in_8bit"] = True
     if given.get("use_8bit_adam") and "optim" not in values:
         found["optim"] = "adamw_bnb_8bit"
-    flash = given.get("flash_attention") or given.get("use_flash_attn") or given.get("flash_attn") in (True, "fa2", "fa3")
+    flash = any(
+        given.get(name) in (True, "fa2", "fa3") for name in ("flash_attention", "use_flash_attn", "flash_attn")
+    )
     if flash and "attn_implementation" not in values:
         found["attn_implementation"] = "flash_attention_2"
     if (given.get("sdp_attention") or given.get("flash_attn") == "sdpa") and "attn_implementation" not in values:

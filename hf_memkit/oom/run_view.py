@@ -29,8 +29,8 @@ _OLD_SERIES: Final = re.compile(
 class RunView:
     """What the rules of `hf_memkit.oom.suggestions` read. All sizes in GiB.
 
-    `moment` is an `OomRecord` or a `StepRecord`. `names`: what the user's file calls an argument, where that is another
-    name than TrainingArguments has.
+    `moment` is an `OomRecord` or a `StepRecord`. `names`: what the user's file calls an argument, where that is not
+    the name of TrainingArguments.
     """
 
     run: RunRecord

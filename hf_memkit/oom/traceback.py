@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from hf_memkit.oom.surroundings import script_of_frames
 from hf_memkit.terms import Phase
 
 __all__ = ["BEGINS", "Feature", "Place", "Traced", "phase_of_progress", "trace"]
@@ -35,10 +36,10 @@ Place = Literal[
 
 Feature = Literal[
     "adapters", "checkpointing", "chunked loss", "DeepSpeed", "flash attention", "FSDP", "fused optimizer",
-    "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics", "SDPA", "trl", "vLLM",
-    "ZeRO-3",
+    "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics", "quantized weights",
+    "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
 ]  # fmt: skip
-"""What frames can show in use."""
+"""What frames, or arguments, can show in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Traced:
         frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
         model_type: the model type of the failing code, as transformers' folders name it.
         in_use: techniques that the frames show.
+        script: the user's script.
     """
 
     phase: Phase | None = None
@@ -60,6 +62,7 @@ class Traced:
     frame: str | None = None
     model_type: str | None = None
     in_use: frozenset[Feature] = frozenset()
+    script: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,13 +78,17 @@ class Traced:
 # torch/autograd; accelerate 1.15: accelerator.py). In this order: an evaluation and a save run inside training, and
 # DeepSpeed steps its optimizer inside backward.
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
+    ("best_model", re.compile(r"\b_load_best_model\b")),
+    ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
     ("evaluate", re.compile(r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate)\b")),
     ("save", re.compile(
         r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b")),
     ("optimizer", re.compile(r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/")),
     ("backward", re.compile(r"\.backward\(|_engine_run_backward|\bin backward\b")),
     ("forward", re.compile(r"\b(?:compute_loss|training_step)\b|\bin forward\b")),
-    ("load", re.compile(r"\bfrom_pretrained\b|\b_move_model_to_device\b")),
+    ("load", re.compile(
+        r"\bfrom_pretrained\b|\b_move_model_to_device\b|\bprepare_model\b|\bset_module_tensor_to_device\b"
+        r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b")),
 )  # fmt: skip
 
 # Each is looked for in "FILE, FUNCTION: SOURCE" of one frame; of two that match, the first.
@@ -133,6 +140,8 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("liger", r"/liger_kernel/"),
     ("offload", r"cpu_adam|cpu_offload|_swap|/zenflow/"),
     ("paged optimizer", r"\bget_paged\(|, get_paged:"),
+    ("quantized weights", r"/bitsandbytes/nn/|/quantizers/quantizer_bnb"),
+    ("unsloth", r"/unsloth(?:_zoo|_compiled_cache)?/"),
     ("preprocess_logits_for_metrics", r"\bpreprocess_logits_for_metrics\("),
     ("SDPA", r"(?i:sdpa)|scaled_dot_product_attention\("),
     ("trl", r"/trl/trainer/"),
@@ -169,13 +178,15 @@ def trace(lines: Iterable[str]) -> Traced:
     frames = list(_frames(kept))
     text = "\n".join(frames)
     in_use = frozenset(feature for feature, sign in _FEATURES if re.search(sign, text))
+    heads = (frame.partition(", ") for frame in frames)
+    script = script_of_frames([(file, rest.partition(":")[0]) for file, _, rest in heads])
     models = [found[1] for frame in frames if (found := _MODEL.search(frame.partition(", ")[0])) is not None]
     model_type = models[0] if models else None  # the whole model, not a tower in it
     for frame in reversed(frames):
         for place, library, sign in _PLACES:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
-                return Traced(phase, place, library, _short(frame), model_type, in_use)
-    return Traced(phase, in_use=in_use, model_type=model_type)
+                return Traced(phase, place, library, _short(frame), model_type, in_use, script)
+    return Traced(phase, in_use=in_use, model_type=model_type, script=script)
 
 
 # What programs print while they work. In this order: datasets' "Saving the dataset" is no save of a model. The words
