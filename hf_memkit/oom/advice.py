@@ -41,9 +41,10 @@ _ON_GPU: Final[Mapping[str, Techniques]] = {
     "generation": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
     "gathered weights": (gpu.saved_shards, gpu.only_model),
     "merged adapters": (gpu.merge_later,),
-    "one large tensor": (gpu.batch, gpu.fused_loss, gpu.attention, gpu.length),
+    "larger than the GPU": (gpu.batch, gpu.fused_loss, gpu.attention, gpu.length),  # a smaller tensor, whatever it is
+    "one large tensor": (gpu.batch, gpu.fused_loss, gpu.checkpointing, gpu.attention, gpu.length),
     # else the phase
-    "load": (gpu.half_weights, gpu.four_bit, gpu.sharded_weights, gpu.smaller_model),
+    "load": (gpu.half_weights, gpu.four_bit, gpu.sharded_weights, gpu.old_processes, gpu.smaller_model),
     "resume": (gpu.old_processes, gpu.saved_shards, gpu.fresh_optimizer),
     "optimizer": _STATES,  # activations are gone by then
     "evaluate": (gpu.eval_batch, *_PREDICTIONS),
@@ -90,6 +91,12 @@ _OFFERED: Final[Mapping[Memory, Mapping[str, Techniques]]] = {
 }
 """Memory → place, phase, or `""` for neither → what is offered, in this order."""
 
+_ELSE: Final[Mapping[Memory, Techniques]] = {
+    "device": (gpu.old_processes, gpu.fresh_optimizer, gpu.smaller_model),
+    "host": (ram.more_ram,),
+}
+"""What is offered where all of the row is on already."""
+
 _MOST: Final[Mapping[Memory, int]] = {"device": 3}
 """Changes at most; four for other memory, whose last one is more of it."""
 
@@ -109,13 +116,18 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
         techniques = (gpu.eval_batch, *techniques)
     if memory == "device" and cause in ("context and libraries", "another process"):
         techniques = (gpu.vllm_share, *techniques)
+    found = _applied(techniques, failed) or _applied(_ELSE.get(memory, ()), failed)
+    return tuple(_renamed(change, failed.job) for change in found)[: _MOST.get(memory, 4)]
+
+
+def _applied(techniques: Techniques, failed: FailedJob) -> list[Change]:
+    """The changes that remain for this job. Two values for one setting are no advice; two commands are."""
     found: dict[str, Change] = {}
     for technique in techniques:
         change = technique(failed)
         if change is not None:
-            # Two values for one setting are no advice; two commands are.
             found.setdefault(change.assignment if change.key == "command" else change.key, change)
-    return tuple(_renamed(change, failed.job) for change in found.values())[: _MOST.get(memory, 4)]
+    return list(found.values())
 
 
 def _row(failed: FailedJob) -> str:
@@ -133,8 +145,10 @@ def _row(failed: FailedJob) -> str:
             return "data loader"
         if in_a_step and failed.uses("offload"):
             return "offload"
-    if message.memory == "device" and in_a_step and (failed.larger_by > 1 or failed.large_and_unknown):
-        return "one large tensor"  # all that makes one tensor smaller, whatever it is
+    if message.memory == "device" and in_a_step and failed.larger_by > 1:
+        return "larger than the GPU"
+    if message.memory == "device" and failed.large_and_unknown:
+        return "one large tensor"
     return next((row for row in (failed.place, failed.phase) if row in rows), "")
 
 

@@ -203,6 +203,8 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     if chosen is None:
         return Explanation(None)
     others = tuple(one for one in found if one is not chosen)
+    if seen.rocm and chosen.message.form == "cuda-raw":
+        chosen = replace(chosen, message=replace(chosen.message, device_type="rocm"))
     command = _command(seen.command, chosen)
     if arguments is None and command is not None and command.arguments:
         arguments = command.values()

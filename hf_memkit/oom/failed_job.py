@@ -111,7 +111,9 @@ class FailedJob:
         zero = mapping(mapping(job.argument("deepspeed")).get("zero_optimization"))
         adapters = ("use_peft", "lora_r", "lora_rank", "load_in_4bit", "load_in_8bit")
         fsdp_checkpoints = mapping(job.argument("fsdp_config")).get("activation_checkpointing")
-        offloads = [mapping(zero.get(f"offload_{what}")).get("device") for what in ("optimizer", "param")]
+        offloads: list[object] = [
+            mapping(zero.get(f"offload_{what}")).get("device") for what in ("optimizer", "param")
+        ]
         offloads.append(job.argument("deepspeed_offload_optimizer"))
         file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
         signs: tuple[tuple[Feature, object], ...] = (
@@ -125,7 +127,7 @@ class FailedJob:
             ("SDPA", job.argument("attn_implementation") == "sdpa"),
             ("flash attention", "flash" in str(job.argument("attn_implementation"))),
             ("ZeRO-3", 3 in (zero.get("stage"), job.stage) or _ZERO_3.search(file)),
-            ("offload", "offload" in file or any(device in ("cpu", "nvme") for device in offloads) or job.states_in_ram),
+            ("offload", "offload" in file or bool({"cpu", "nvme"} & {*offloads}) or job.states_in_ram),
             ("adapters", job.trains_adapters or any(map(job.argument, adapters))),
             ("vLLM", job.argument("use_vllm") and job.argument("vllm_mode") != "server"),
             ("16-bit weights", str(job.argument("dtype")).removeprefix("torch.") in ("bfloat16", "float16", "bf16",

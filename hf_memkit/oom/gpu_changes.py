@@ -278,14 +278,16 @@ def old_processes(failed: FailedJob) -> Change | None:
         return None
     return Change(
         "command", tool,
-        "lists the processes on the GPU: those of the run before may still hold it, and a resume needs about what "
-        "that run needed",
+        "lists the processes on the GPU: an earlier run, another notebook or a second copy of the model may still "
+        "hold it",
         "nothing",
     )  # fmt: skip
 
 
 def fresh_optimizer(failed: FailedJob) -> Change | None:
-    """The checkpoint's weights without its optimizer states."""
+    """The checkpoint's weights without its optimizer states, for a training that resumes."""
+    if not failed.resumes:
+        return None
     where = "into RAM"
     if failed.message.memory == "device":
         where = "onto each GPU where there are several processes (transformers 5.23: trainer.py 3964)"

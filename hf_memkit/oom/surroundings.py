@@ -14,6 +14,9 @@ __all__ = ["Command", "Surroundings", "Watched", "script_of_frames"]
 
 _ASSERT: Final = re.compile(r"\bblock: \[\d{1,9},\d{1,9},\d{1,9}\][^\n]{0,80}Assertion `([^`\n]{1,200})` failed")
 
+# torch: c10/cuda/CUDAException.cpp
+_POINTER: Final = re.compile(r"(?:\[\w: ]{1,20}\]:? ?)?Search for [`'](?:cuda|hip)\w{1,60}' in https?://")
+
 _SCRIPT: Final = r"[\w./~@%+:\\-]{1,300}\.py"
 _STARTER: Final = re.compile(
     r"(?:^|[\s'\"(`$+>/:!=])(?=(?:(?:python|pypy)[\d.]{0,5}|torchrun|deepspeed|accelerate launch|accelerate-launch) )"
@@ -88,14 +91,18 @@ class Surroundings:
 
     Attributes:
         command: the last command in it that starts a Python script.
+        rocm: whether an error has a code of ROCm; a build for ROCm may write CUDA in the error itself.
         assertion: what a kernel asserted of an index, such as `srcIndex < srcSelectDimSize`.
     """
 
     command: Command | None = None
     assertion: str | None = None
+    rocm: bool = False
 
     def see(self, line: str) -> None:
         """Takes one line."""
+        if "hipError" in line:
+            self.rocm = True
         if "Assertion" in line and (found := _ASSERT.search(line[:_LONGEST])) is not None:
             self.assertion = self.assertion or found[1]
         if any(word in line for word in _FIRST_WORDS) and not line.lstrip().startswith("File "):  # a frame
@@ -111,7 +118,8 @@ class Watched:
     def readline(self, size: int = -1) -> str:
         line = self._log.readline(size)
         self._surroundings.see(line)
-        return line
+        # A pointer to the documentation below an error repeats its code: that is no second error.
+        return line[len(line.rstrip("\r\n")) :] if _POINTER.match(line) else line
 
 
 def _command(line: str) -> Command | None:

@@ -69,7 +69,7 @@ class DeviceFigures:
             return f"{sums} = {show(self.short)} short."
         sizes = f"{show(self.requested)} was requested; {show(self.available)} was free"
         if self.available >= self.requested:
-            return f"{sizes}, which is {show(self.available - self.requested)} more."
+            return f"{sizes}."
         return f"{sizes} and {show(self.cached)} cached, but fragmented."
 
 
