@@ -109,7 +109,7 @@ _NOT_OF_THE_JOB: Final = (
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     """What to change, by the table, under the user's own names of the arguments."""
     memory = failed.message.memory
-    if failed.message.form in _NOT_OF_THE_JOB or cause == "not memory":
+    if failed.message.form in _NOT_OF_THE_JOB or cause == "index out of range":
         return ()
     techniques = _OFFERED[memory][_row(failed)]
     if memory == "device" and failed.phase == "evaluate" and failed.place in ("logits", "cross entropy", "attention"):

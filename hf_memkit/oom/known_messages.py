@@ -20,10 +20,10 @@ Cause = Literal[
     "host memory",
     "shared memory",
     "kernel resources",
-    "not memory",
+    "index out of range",
     "unknown",
 ]
-"""The causes that a verdict can name. `not memory`: an error in the words of one, such as an index out of range."""
+"""The causes that a verdict can name. The error may name memory where an index was out of range."""
 
 
 Answer = tuple[Cause, str, tuple[Remedy, ...]]
@@ -120,7 +120,7 @@ def wrong_index(assertion: str) -> Answer:
     )
     fix = "num_labels" if classes else "model.resize_token_embeddings"
     value = "at least the largest label + 1; -100 for labels to ignore" if classes else "len(tokenizer)"
-    return "not memory", why, (
+    return "index out of range", why, (
         Remedy(fix, value, True, "or correct the data: print the largest index of a batch before the model sees it"),
         _INDEX_CHECK,
         Remedy("arguments.per_device_train_batch_size", "smaller", False, "memory is not the cause"),

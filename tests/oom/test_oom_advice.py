@@ -236,7 +236,7 @@ ASSERTION = "../aten/src/ATen/native/cuda/{}: block: [0,0,0], thread: [0,0,0] As
 )
 def test_an_index_out_of_range_is_not_memory(file: str, assertion: str, fix: str, error: str) -> None:
     explanation = told(f"{ASSERTION.format(file, assertion)}RuntimeError: CUDA error: {error}")
-    assert explanation.verdict is not None and cause(explanation) == "not memory"
+    assert explanation.verdict is not None and cause(explanation) == "index out of range"
     assert explanation.verdict.settings[0].key == fix and not explanation.changes and not explanation.next_steps
     assert cause(told(f"RuntimeError: CUDA error: {error}")) == "context and libraries"
     assert cause(told(ASSERTION.format(file, assertion) + gpu())) == "size", "torch's own message has sizes"
