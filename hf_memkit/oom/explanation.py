@@ -209,15 +209,17 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     if arguments is None and command is not None and command.arguments:
         arguments = command.values()
     known = arguments is not None
-    failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}))
+    failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
     tensor = failed.requested_tensor
     failed = failed.made(tensor)
     message, job, place = failed.message, failed.job, failed.trace.place
     growing = place == "predictions of an evaluation"
     grows = grows_with_the_batch(failed.trace)
-    verdict = for_job(
-        judge(message, samples=failed.samples, grows=grows, growing=growing, assertion=seen.assertion), job
-    )
+    judged = judge(
+        message, allocator_settings=seen.allocator, samples=failed.samples, grows=grows, growing=growing,
+        assertion=seen.assertion,
+    )  # fmt: skip
+    verdict = for_job(judged, job, seen.platform)
     if tensor is not None:
         verdict = replace(verdict, why=f"{requested_sentence(message, tensor)} {verdict.why}")
     elif failed.large_and_unknown and message.memory == "device":

@@ -12,6 +12,7 @@ from hf_memkit.architectures import ARCHITECTURES, built_in
 from hf_memkit.oom.message import OomMessage, show
 from hf_memkit.oom.other_names import LENGTHS
 from hf_memkit.oom.run_view import RunView, mapping
+from hf_memkit.oom.surroundings import Platform
 from hf_memkit.oom.traceback import Feature, Traced
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.units import GIB, MIB
@@ -50,11 +51,13 @@ class FailedJob:
         message: the out-of-memory message.
         trace: what the traceback above it shows.
         job: its arguments, or its records; without any where none are known.
+        platform: the system, if it is not plain Linux and the log shows it.
     """
 
     message: OomMessage
     trace: Traced
     job: RunView
+    platform: Platform | None = None
 
     @property
     def phase(self) -> str | None:
@@ -121,6 +124,7 @@ class FailedJob:
             ("liger", job.argument("use_liger_kernel")),
             ("label smoothing", job.argument("label_smoothing_factor")),
             ("DeepSpeed", job.deepspeed),
+            ("diffusers", job.argument("resolution")),
             ("FSDP", job.fsdp),
             ("fused optimizer", job.optim == "adamw_torch_fused"),
             ("paged optimizer", find_optimizer(job.optim).unpaged),

@@ -50,7 +50,14 @@ def eval_batch(failed: FailedJob) -> Change | None:
 
 
 def length(failed: FailedJob) -> Change | None:
-    """Shorter sequences."""
+    """Shorter sequences, or smaller pictures."""
+    if failed.uses("diffusers"):
+        pixels = failed.job.count("resolution")
+        return Change(
+            "arguments.resolution", "smaller" if pixels is None else max(pixels // 2, 1),
+            "activations grow with the square of it", "smaller pictures",
+            current=pixels,
+        )  # fmt: skip
     name = failed.length_name
     current = failed.job.count(name) if name is not None else None
     if current is not None and current < 2:
@@ -74,6 +81,8 @@ def checkpointing(failed: FailedJob) -> Change | None:
     if failed.uses("FSDP"):
         # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
         return Change("arguments.fsdp_config", {"activation_checkpointing": True}, reason, cost)
+    if failed.uses("diffusers"):
+        return Change("arguments.gradient_checkpointing", True, reason, cost)
     old = " (before transformers 5.23: gradient_checkpointing)"
     return Change("arguments.activation_checkpointing", True, reason + old, cost)
 
@@ -82,7 +91,9 @@ def fused_loss(failed: FailedJob) -> Change | None:
     """Logits in chunks by Liger's kernels, where it has them for this model and they are used: in training."""
     model_type = failed.trace.model_type
     unknown_model = model_type is not None and model_type not in LIGER_OPTIONS
-    if failed.uses("liger", "chunked loss", "label smoothing") or unknown_model or failed.phase == "evaluate":
+    if failed.uses("liger", "chunked loss", "label smoothing", "diffusers") or unknown_model:
+        return None
+    if failed.phase == "evaluate":
         return None
     if failed.device_type not in (None, "cuda", "rocm", "xpu"):
         return None
@@ -119,6 +130,12 @@ def attention(failed: FailedJob) -> Change | None:
     """Attention without its scores in memory."""
     if failed.uses("flash attention"):
         return None
+    if failed.uses("diffusers"):
+        name = "enable_xformers_memory_efficient_attention"
+        return None if failed.argument(name) else Change(
+            f"arguments.{name}", True, "attention then stores no scores, heads × pixels² numbers a layer",
+            "the package xformers; PyTorch 2 and a recent diffusers do this without it",
+        )  # fmt: skip
     if failed.uses("SDPA"):
         if failed.device_type not in (None, "cuda", "rocm"):
             return None
@@ -145,6 +162,8 @@ def eight_bit(failed: FailedJob) -> Change | None:
     optim = failed.job.optim
     small = find_optimizer(optim).bits == 8 or failed.trace.library == "bitsandbytes"
     if small or failed.trace.library == "torchao":
+        if failed.platform in ("Windows", "WSL2"):
+            return None  # managed memory fails there
         return Change(
             "arguments.optim", paged_form(optim),
             "CUDA moves paged states to RAM when the GPU is full",
@@ -153,6 +172,11 @@ def eight_bit(failed: FailedJob) -> Change | None:
         )  # fmt: skip
     if optim and not optim.lower().startswith("adamw"):
         return None  # Adafactor, LOMO, SGD and the like hold less than 8-bit AdamW, or are another algorithm
+    if failed.uses("diffusers"):
+        return Change(
+            "arguments.use_8bit_adam", True, "AdamW's states take 2 bytes a parameter instead of 8",
+            "8-bit rounding of the states (Dettmers et al. 2021, arXiv 2110.02861); the package bitsandbytes",
+        )  # fmt: skip
     return Change(
         "arguments.optim", "adamw_bnb_8bit",
         "AdamW's states take 2 bytes a parameter instead of 8; paged_adamw_8bit also moves them to RAM when the GPU "

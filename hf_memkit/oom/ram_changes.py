@@ -188,6 +188,8 @@ def torch_checkpointing(failed: FailedJob) -> Change | None:
 
 def more_for_wsl(failed: FailedJob) -> Change | None:
     """A larger share of RAM for WSL2."""
+    if failed.platform not in (None, "WSL2"):
+        return None
     return Change(
         "command", "memory=… in the [wsl2] section of %UserProfile%\\.wslconfig, then wsl --shutdown",
         "on WSL2 only: Linux gets half of the RAM by default, and CUDA may lock a part of that",

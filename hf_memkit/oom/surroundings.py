@@ -1,4 +1,5 @@
-"""What the rest of a log tells beside its messages: how the job was started, and kernels that met a wrong index.
+"""What the rest of a log tells beside its messages: how the job was started, on which system, with which settings of
+the allocator, and kernels that met a wrong index.
 In: the log, line by line, as it is read. Out: `Surroundings`."""
 
 from __future__ import annotations
@@ -8,9 +9,24 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TextIO
+from itertools import islice
+from typing import Any, Final, Literal, TextIO
 
-__all__ = ["Command", "Surroundings", "Watched", "script_of_frames"]
+__all__ = ["Command", "Platform", "Surroundings", "Watched", "script_of_frames"]
+
+Platform = Literal["macOS", "WSL2", "Windows"]
+
+_PLATFORMS: Final[tuple[tuple[Platform, re.Pattern[str]], ...]] = (
+    ("WSL2", re.compile(r"/mnt/[a-z]/|\bWSL2?\b|microsoft-standard")),
+    ("macOS", re.compile(r"/Users/\w|/opt/homebrew/|\bMPS backend\b|\bDarwin\b")),
+    ("Windows", re.compile(r"\b[A-Z]:\\[\w .-]{1,80}\\[^\n]{0,300}\.(?:py|exe|dll)\b|\[WinError \d")),
+)
+_OF_PLATFORMS: Final = ("/mnt/", "WSL", "microsoft", "/Users/", "homebrew", "MPS", "Darwin", ":\\", "WinError")
+
+# As it is set, not as torch's error recommends it: "try setting PYTORCH_CUDA_ALLOC_CONF=…".
+_ALLOCATOR: Final = re.compile(
+    r"(?<!setting )\bPYTORCH_(?:\w{1,6}_)?ALLOC_CONF['\"]?\]? {0,2}[=:] {0,2}['\"]?([a-z_]{4,40}:[\w:.,\[\] -]{1,200})"
+)
 
 _ASSERT: Final = re.compile(r"\bblock: \[\d{1,9},\d{1,9},\d{1,9}\][^\n]{0,80}Assertion `([^`\n]{1,200})` failed")
 
@@ -32,6 +48,9 @@ _LAUNCHERS: Final = (
     "deepspeed.launcher.runner", "hf_memkit",
 )  # fmt: skip
 _TOOLS: Final = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|bin)[/\\]|[/\\]lib[/\\]python3|multiprocessing")
+
+_STARTERS: Final = 8
+"""Words in one line that may begin a command."""
 
 _FIRST_WORDS: Final = ("python", "torchrun", "deepspeed", "accelerate", "pypy")
 
@@ -91,6 +110,8 @@ class Surroundings:
 
     Attributes:
         command: the last command in it that starts a Python script.
+        platform: the system, if it is not plain Linux.
+        allocator: the value of the allocator's variable, where it is set.
         rocm: whether an error has a code of ROCm; a build for ROCm may write CUDA in the error itself.
         assertion: what a kernel asserted of an index, such as `srcIndex < srcSelectDimSize`.
     """
@@ -98,14 +119,22 @@ class Surroundings:
     command: Command | None = None
     assertion: str | None = None
     rocm: bool = False
+    platform: Platform | None = None
+    allocator: str | None = None
 
     def see(self, line: str) -> None:
         """Takes one line."""
         if "hipError" in line:
             self.rocm = True
+        if self.platform in (None, "Windows") and any(word in line for word in _OF_PLATFORMS):
+            found = next((name for name, sign in _PLATFORMS if sign.search(line[:_LONGEST])), None)
+            self.platform = found or self.platform
+        if "ALLOC_CONF" in line and (set_to := _ALLOCATOR.search(line[:_LONGEST])) is not None:
+            self.allocator = set_to[1]
         if "Assertion" in line and (found := _ASSERT.search(line[:_LONGEST])) is not None:
             self.assertion = self.assertion or found[1]
-        if any(word in line for word in _FIRST_WORDS) and not line.lstrip().startswith("File "):  # a frame
+        runs = (".py" in line or " -m" in line) and any(word in line for word in _FIRST_WORDS)
+        if runs and not line.lstrip().startswith("File "):  # a frame
             self.command = _command(line[:_LONGEST]) or self.command
 
 
@@ -131,7 +160,7 @@ def _command(line: str) -> Command | None:
             continue
         if (found := _script(words)) is not None:
             return found
-    for starter in _STARTER.finditer(line):
+    for starter in islice(_STARTER.finditer(line), _STARTERS):
         text, quote = line[starter.end() :], line[starter.start() : starter.end()]
         text = text.partition(quote)[0] if quote in ("'", '"', "`") else text
         text = _ENDS.split(text, maxsplit=1)[0]

@@ -35,8 +35,8 @@ Place = Literal[
 """What was being made."""
 
 Feature = Literal[
-    "adapters", "checkpointing", "chunked loss", "DeepSpeed", "flash attention", "FSDP", "fused optimizer",
-    "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics", "quantized weights",
+    "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
+    "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics", "quantized weights",
     "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
 ]  # fmt: skip
 """What frames, or arguments, can show in use."""
@@ -83,12 +83,18 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("evaluate", re.compile(r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate)\b")),
     ("save", re.compile(
         r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b")),
-    ("optimizer", re.compile(r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/")),
+    ("optimizer", re.compile(
+        r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/|\bclip_grad_norm_\b"
+        r"|/grad_scaler\.py")),
     ("backward", re.compile(r"\.backward\(|_engine_run_backward|\bin backward\b")),
     ("forward", re.compile(r"\b(?:compute_loss|training_step)\b|\bin forward\b")),
+    # Weights on their way to a device, cast, copied, wrapped by DDP or FSDP: activations do not exist yet.
     ("load", re.compile(
-        r"\bfrom_pretrained\b|\b_move_model_to_device\b|\bprepare_model\b|\bset_module_tensor_to_device\b"
-        r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b")),
+        r"\b(?:from_pretrained|_move_model_to_device|prepare_model|set_module_tensor_to_device|dispatch_model"
+        r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|_load_state_dict_into"
+        r"|load_state_dict)\b"
+        r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/nn/parallel/distributed\.py\b[^\n]{0,60}\b__init__\b"
+        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py")),
 )  # fmt: skip
 
 # Each is looked for in "FILE, FUNCTION: SOURCE" of one frame; of two that match, the first.
@@ -133,6 +139,7 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     # trl 1.16: trainer/utils.py, add_fused_lm_head
     ("chunked loss", r"hf_memkit/components/chunked_loss|cut_cross_entropy|, _fused_(?:forward|logprob\w*):"),
     ("DeepSpeed", r"/deepspeed/"),
+    ("diffusers", r"/diffusers/"),
     ("flash attention", r"flash_attn|flash_attention"),
     ("FSDP", r"torch/distributed/fsdp/|_fully_shard|/fsdp_utils\.py"),
     ("fused optimizer", r"/torch/optim/\w+\.py, _fused_"),

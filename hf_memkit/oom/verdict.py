@@ -16,6 +16,7 @@ from hf_memkit.oom.known_messages import AFTER_AN_ASSERTION, ANSWERS, Cause, wro
 from hf_memkit.oom.message import OomMessage, Process, show
 from hf_memkit.oom.run_view import RunView
 from hf_memkit.oom.suggestions import smaller_batch
+from hf_memkit.oom.surroundings import Platform
 from hf_memkit.units import GIB, MIB
 
 __all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
@@ -210,14 +211,24 @@ def _no_batch(requested: int, limit: int, samples: int | None, grows: bool) -> s
     )
 
 
-def for_job(verdict: Verdict, job: RunView) -> Verdict:
-    """The verdict with this job's values, and without settings that it has already."""
+def for_job(verdict: Verdict, job: RunView, platform: Platform | None = None) -> Verdict:
+    """The verdict with this job's values, and without settings that it has already, or that its system has not."""
+    verdict = replace(verdict, settings=tuple(one for each in verdict.settings for one in _on(platform, each)))
     batch = job.count("per_device_train_batch_size")
     useless = {"arguments.per_device_train_batch_size"} if batch is not None and batch < 2 else set()
     change = smaller_batch(job)
     values = {change.key: f"{change.current} → {change.value}"} if change is not None else {}
     fitted = (replace(one, value=values.get(one.key, one.value)) for one in verdict.settings)
     return replace(verdict, settings=tuple(one for one in fitted if one.key not in useless))
+
+
+def _on(platform: Platform | None, remedy: Remedy) -> tuple[Remedy, ...]:
+    """The remedy on that system, if it exists there."""
+    if platform == "macOS" and remedy.value.startswith("dmesg"):
+        check = "log show --last 1h --predicate 'eventMessage contains \"jetsam\"'"
+        return (replace(remedy, value=check, reason="shows whether RAM ran out"),)
+    linux_only = remedy.value.startswith("dmesg") or remedy.value.startswith("expandable_segments:True")
+    return () if platform == "Windows" and linux_only else (remedy,)
 
 
 def _device(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:

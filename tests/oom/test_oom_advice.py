@@ -28,8 +28,8 @@ def gpu(
     return (
         f"torch.OutOfMemoryError: {device} out of memory. Tried to allocate {requested}. GPU 0 has a total capacity "
         f"of {total} of which {free} is free. {more}Including non-PyTorch memory, this process has {process} memory "
-        f"in use. Of the allocated memory {allocated} is allocated by PyTorch, and {cached} is reserved by PyTorch but "
-        "unallocated."
+        f"in use. Of the allocated memory {allocated} is allocated by PyTorch, and {cached} is reserved by PyTorch "
+        "but unallocated."
     )
 
 
@@ -336,6 +336,7 @@ def test_the_batch_is_the_users_under_the_users_name(
         ({"run": {"micro_batch_size": 1}}, "per_device_train_batch_size"),
         ({"optimizer": "adafactor"}, "optim"), ({"use_8bit_adam": True, "deepspeed": "x"}, "optim"),
         ({"gradient_checkpointing": "unsloth"}, "activation_checkpointing"),
+        ({"train_batch_size": 1, "use_8bit_adam": True, "resolution": 512}, "use_8bit_adam"),
         ({"model": {"enable_activation_checkpointing": True}}, "activation_checkpointing"),
     ],
 )  # fmt: skip
@@ -467,3 +468,51 @@ def test_records_get_the_same_advice_for_ram() -> None:
 def test_every_row_of_the_table_ends_somewhere() -> None:
     assert set(_OFFERED) == {"device", "host", "pinned", "shared memory", "disk", "kernel"}
     assert all("" in rows for rows in _OFFERED.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "platform", "allocator"),
+    [
+        ("/Users/me/job/train.py:3: UserWarning: x", "macOS", None),
+        ('  File "C:\\Users\\me\\job\\train.py", line 3, in <module>', "Windows", None),
+        ("Linux 5.15.153.1-microsoft-standard-WSL2", "WSL2", None),
+        ("  File \"/mnt/c/job/train.py\", line 3", "WSL2", None),
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", None, "expandable_segments:True"),
+        ("os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:128'", None, "max_split_size_mb:128"),
+        ("If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+         "avoid fragmentation.", None, None),
+        ("/home/me/train.py", None, None),
+    ],
+)  # fmt: skip
+def test_system_and_allocator_settings_in_a_log(line: str, platform: str | None, allocator: str | None) -> None:
+    seen = Surroundings()
+    seen.see(line)
+    assert (seen.platform, seen.allocator) == (platform, allocator)
+
+
+def test_what_the_system_does_not_have_is_not_proposed() -> None:
+    pieces = gpu("2.00 GiB", allocated="18.05 GiB", cached="4.90 GiB")
+    windows = '  File "C:\\Users\\me\\job\\train.py", line 3, in <module>\n    x\n'
+
+    def fixes(text: str) -> list[str]:
+        verdict = told(text).verdict
+        assert verdict is not None
+        return [one.value for one in verdict.settings]
+
+    assert fixes(pieces) == ["expandable_segments:True", "max_split_size_mb:2048"]
+    assert fixes(TOP + windows + pieces) == ["max_split_size_mb:2048"]
+    assert fixes("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py\n" + pieces) == []
+    assert fixes("/Users/me/train.py:3: UserWarning\nKilled")[0].startswith("log show")
+    assert fixes("Killed")[0].startswith("dmesg")
+    eight = {"optim": "adamw_bnb_8bit"}
+    assert "optim" in keys(told(PLAIN + gpu(), eight))
+    assert "optim" not in keys(told("on /mnt/c/job\n" + PLAIN + gpu(), eight)), "no managed memory on WSL2"
+
+
+def test_scripts_of_diffusers_have_their_own_names() -> None:
+    unet = TOP + frame("diffusers/models/attention_processor.py", "get_attention_scores", "x = torch.baddbmm(") + gpu()
+    found = told(unet, {"train_batch_size": 4, "resolution": 1024})
+    assert keys(found) == ["enable_xformers_memory_efficient_attention", "train_batch_size", "resolution"]
+    assert keys(told(gpu(), {"train_batch_size": 1, "resolution": 1024})) == [
+        "gradient_checkpointing", "use_8bit_adam", "resolution",
+    ]  # fmt: skip
