@@ -36,8 +36,8 @@ Place = Literal[
 
 Feature = Literal[
     "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
-    "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics", "quantized weights",
-    "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
+    "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics",
+    "quantized weights", "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
 ]  # fmt: skip
 """What frames, or arguments, can show in use."""
 
