@@ -45,6 +45,7 @@ _ON_GPU: Final[Mapping[str, Techniques]] = {
     "one large tensor": (gpu.batch, gpu.fused_loss, gpu.checkpointing, gpu.attention, gpu.length),
     # else the phase
     "load": (gpu.half_weights, gpu.four_bit, gpu.sharded_weights, gpu.old_processes, gpu.smaller_model),
+    "dispatched": (gpu.four_bit, gpu.old_processes, gpu.all_on_one_gpu, gpu.smaller_model),  # by a device_map
     "resume": (gpu.old_processes, gpu.saved_shards, gpu.fresh_optimizer),
     "optimizer": _STATES,  # activations are gone by then
     "evaluate": (gpu.eval_batch, *_PREDICTIONS),
@@ -86,7 +87,12 @@ _OFFERED: Final[Mapping[Memory, Mapping[str, Techniques]]] = {
         "": (ram.torch_checkpointing, ram.pageable_batches, ram.pageable_states, ram.more_for_wsl),
     },
     "shared memory": {"nccl": (), "": (ram.no_workers,)},
-    "disk": {"save": (gpu.only_model,), "": ()},
+    "disk": {
+        "save": (ram.fewer_checkpoints, gpu.only_model),
+        "load": (ram.cache_elsewhere,),
+        "data": (ram.cache_elsewhere,),
+        "": (ram.fewer_checkpoints, gpu.only_model, ram.cache_elsewhere),
+    },
     "kernel": {"": ()},
 }
 """Memory → place, phase, or `""` for neither → what is offered, in this order."""
@@ -109,7 +115,7 @@ _NOT_OF_THE_JOB: Final = (
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     """What to change, by the table, under the user's own names of the arguments."""
     memory = failed.message.memory
-    if failed.message.form in _NOT_OF_THE_JOB or cause == "index out of range":
+    if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
     techniques = _OFFERED[memory][_row(failed)]
     if memory == "device" and failed.phase == "evaluate" and failed.place in ("logits", "cross entropy", "attention"):
@@ -145,6 +151,8 @@ def _row(failed: FailedJob) -> str:
             return "data loader"
         if in_a_step and failed.uses("offload"):
             return "offload"
+    if message.form == "dispatched":
+        return "dispatched"
     if message.memory == "device" and in_a_step and failed.larger_by > 1:
         return "larger than the GPU"
     if message.memory == "device" and failed.large_and_unknown:

@@ -16,6 +16,7 @@ from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.message import OomMessage, paragraph, printable, show
 from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.oom.other_names import job_of
+from hf_memkit.oom.patterns import FORMS
 from hf_memkit.oom.run_view import RunView, mapping
 from hf_memkit.oom.suggestions import ACTIVATION_PHASES
 from hf_memkit.oom.surroundings import Command, Surroundings, Watched
@@ -42,7 +43,7 @@ _ROWS: Final = (
     ("RAM in total", "total_bytes"),
 )
 
-_KILLS: Final = ("sigkill", "dataloader-killed", "linux-memcg", "linux-oom", "slurm", "kubernetes")
+_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {"dataloader-killed", "pool-killed"}
 
 _LISTED: Final = 5
 """Further messages that the text lists; the JSON has all of them."""

@@ -284,6 +284,16 @@ def sharded_weights(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
+def all_on_one_gpu(failed: FailedJob) -> Change | None:
+    """No part of the model in RAM."""
+    return Change(
+        "model.device_map",
+        '{"": 0}',
+        "places all weights on one GPU, or fails with sizes if they do not fit",
+        "nothing",
+    )
+
+
 def smaller_model(failed: FailedJob) -> Change | None:
     """Another model."""
     return Change(

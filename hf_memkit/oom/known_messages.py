@@ -19,7 +19,9 @@ Cause = Literal[
     "context and libraries",
     "host memory",
     "shared memory",
+    "disk",
     "kernel resources",
+    "corrupt size",
     "index out of range",
     "unknown",
 ]
@@ -318,6 +320,84 @@ def _metal_buffer(message: OomMessage) -> Answer:
     return "size", f"One tensor is larger than this Mac allows: Metal cannot create a single buffer of {asked}.", ()
 
 
+def _nvml(message: OomMessage) -> Answer:
+    why = (
+        "PyTorch ran out of GPU memory, and failed to write the sizes into its error because NVML does not work here "
+        "(a virtual GPU, MIG, Jetson, gVisor). This is no bug of PyTorch."
+    )
+    return "size", why, ()
+
+
+def _no_size(message: OomMessage) -> Answer:
+    why = (
+        "The requested size is negative or larger than any machine's memory. Memory did not run out: a shape or a "
+        "length was computed wrongly, or the library has a bug. A smaller batch does not help."
+    )
+    return "corrupt size", why, (
+        Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at that operation"),
+        Remedy("arguments.per_device_train_batch_size", "smaller", False, "the size does not come from the batch"),
+    )  # fmt: skip
+
+
+def _vllm_wake(message: OomMessage) -> Answer:
+    why = (
+        "vLLM woke from sleep mode and could not take back its share of the GPU: training, or another process, holds "
+        "too much of it."
+    )
+    share = Remedy(_VLLM_SHARE, "smaller", True, "leaves more to training (trl: vllm_gpu_memory_utilization)")
+    return "cap", why, (share,)
+
+
+def _dispatched(message: OomMessage) -> Answer:
+    why = (
+        "The weights do not fit the free GPU memory, so that part of the model was placed in RAM or on disk, which "
+        "cannot be trained this way."
+    )
+    return "size", why, ()
+
+
+def _tpu(message: OomMessage) -> Answer:
+    why = (
+        "The accelerator's memory (HBM) ran out in a program of XLA (PyTorch/XLA or JAX). XLA plans the whole step at "
+        "once, so that settings of an allocator do not help."
+    )
+    return "size", why, (Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),)
+
+
+def _windows_commit(message: OomMessage) -> Answer:
+    why = (
+        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error: each worker "
+        "process loads the CUDA libraries again."
+    )
+    return "host memory", why, (
+        Remedy("command", "a larger paging file", True, "System > Advanced > Performance > Virtual memory"),
+    )  # fmt: skip
+
+
+def _pool(message: OomMessage) -> Answer:
+    why = "A worker process that prepares data ended without an error, most likely because host RAM ran out."
+    return "host memory", why, ()
+
+
+def _node(message: OomMessage) -> Answer:
+    used, total = message.used_bytes, message.total_bytes
+    sizes = f" {show(used)} of {show(total)} were in use." if used and total else ""
+    why = f"{message.library} ended the process because host RAM ran out.{sizes} This is not a GPU memory error."
+    return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
+
+
+def _notebook(message: OomMessage) -> Answer:
+    why = "The notebook's machine ran out of RAM and ended the session. This is not a GPU memory error."
+    more = Remedy("command", "a runtime with more RAM", True, "Colab: Runtime > Change runtime type > High-RAM")
+    return "host memory", why, (more,)
+
+
+def _disk(message: OomMessage) -> Answer:
+    why = "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem."
+    check = Remedy("command", "df -h", True, "shows which disk is full: the output folder's, HF_HOME's or /tmp")
+    return "disk", why, (check,)
+
+
 ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "torch-mps-buffer": _metal_buffer,
     "cuda-raw": _cuda,
@@ -355,5 +435,24 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "vllm-cache": _vllm_cache,
     "vllm-start": _vllm_start,
     "xla": _xla,
+    "xla-tpu": _tpu,
+    "metal": _library("Metal"),
+    "no-size": _no_size,
+    "torch-nvml": _nvml,
+    "vllm-wake": _vllm_wake,
+    "dispatched": _dispatched,
+    "cann": _library("Ascend's runtime"),
+    "device-other": _library("a library"),
+    "host-other": _host_allocation,
+    "allocator": _host_allocation,
+    "windows-commit": _windows_commit,
+    "pool-killed": _pool,
+    "sigbus": _shared,
+    "ray": _node,
+    "dask": _node,
+    "oom-daemon": _kernel_kill,
+    "job-limit": _node,
+    "notebook": _notebook,
+    "disk": _disk,
 }
 """By form. The other forms have sizes, from which `verdict` computes the cause."""

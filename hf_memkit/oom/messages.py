@@ -1,118 +1,26 @@
 """Finding messages. In: one message, or a log of any length. Out: each message with its numbers, line and rank.
 
 A message may stand on one line or be wrapped over several (a terminal, a notebook, a paste); it may repeat (Python's
-traceback, the same with a rank before it, the launcher's summary); several ranks may write at once. Lines are read
-without colours and prefixes, bounded in memory: one is at most `MAX_LINE` characters; longer ones (a progress bar
-without line ends) come in pieces that overlap, so that a message on a seam is whole in one of them.
+traceback, the same with a rank before it, the launcher's summary); several ranks may write at once.
 """
 
 from __future__ import annotations
 
-import io
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TextIO
 
+from hf_memkit.oom.log_lines import LogLine, lines, same_prefix
 from hf_memkit.oom.message import OomMessage, printable
 from hf_memkit.oom.patterns import FORM_OF, FORMS, Form, heads, might_be
-from hf_memkit.oom.traceback import BEGINS, Traced, phase_of_progress, trace
+from hf_memkit.oom.traceback import BEGINS, FRAME, Traced, phase_of_progress, pins, trace
 from hf_memkit.terms import Phase
 
-__all__ = ["MAX_LINE", "FoundMessage", "find_messages", "most_telling", "parse_message"]
-
-MAX_LINE: Final = 65_536
-_OVERLAP: Final = 4_096
-
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])")
-
-# What launchers, Ray, srun and loggers put before each line. The first group that is a number is the rank.
-_RANK: Final = re.compile(
-    r"\s{0,4}(?:\[(?:rank|default)(\d{1,5})\]:? ?(?:\[[^\]\n]{0,90}\] ?:? ?)?"  # torch, torchrun --tee
-    r"|\[\d{1,5},(\d{1,5})\]<std(?:err|out)>: ?"  # mpirun --tag-output
-    r"|\[(\d{1,5})\]: ?"  # srun, DeepSpeed
-    r"|[Rr]ank ?(\d{1,5}): ?"
-    r"|(\d{1,4}): )"  # srun --label
-)
-_NO_RANK: Final = re.compile(
-    r"\s{0,4}(?:\((?:[\w.+-]{1,60} )?pid=\d{1,10}[^)\n]{0,60}\) ?"  # Ray
-    r"|\[[^\]\n]{0,60}\d\d:\d\d:\d\d[^\]\n]{0,60}\] ?:? ?"  # [2026-01-31 12:00:00,000]
-    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z? {0,3}(?:[-|:] )?"
-    r"|\[ {0,6}\d{1,10}\.\d{6}\] ?"  # dmesg
-    r"|(?:\[|- |\| )?(?:ERROR|WARNING|INFO|CRITICAL|FATAL)\]?(?: [-|:]|:)? {1,3}"
-    r"|[│┃║|▌] {0,2})"  # a box that Rich or a notebook draws
-)
-_BOX_END: Final = re.compile(r"\s{0,200}[│┃║]?\s{0,4}$")
-
-
-@dataclass(eq=False)
-class LogLine:
-    """One line, or one piece of a long one.
-
-    Attributes:
-        number: as an editor counts, from 1.
-        raw: as it stands in the log.
-        fresh: heads that begin before this column have been seen in the piece before.
-        cut: heads that begin behind this column are left to the next piece; None for the last piece.
-    """
-
-    number: int
-    raw: str
-    fresh: int = 0
-    cut: int | None = None
-
-    @property
-    def text(self) -> str:
-        """The line's own words."""
-        return self._cleaned[0]
-
-    @property
-    def rank(self) -> int | None:
-        """The rank that a launcher wrote before it."""
-        return self._cleaned[1]
-
-    @cached_property
-    def _cleaned(self) -> tuple[str, int | None]:
-        # Only lines near a message are ever cleaned. Pieces keep their columns, which say who reports a message.
-        whole = not self.fresh and self.cut is None
-        return clean(self.raw) if whole else (self.raw, None)
-
-
-def lines(log: str | TextIO) -> Iterator[LogLine]:
-    """The lines of `log`. A carriage return ends one too (a progress bar writes over itself), but is not counted."""
-    stream = io.StringIO(log, newline="") if isinstance(log, str) else log
-    number, carried = 1, ""
-    while piece := stream.readline(MAX_LINE):
-        ended = piece.endswith(("\n", "\r"))
-        text = carried + piece.rstrip("\r\n")
-        fresh = max(0, len(carried) - _OVERLAP // 2)
-        if ended or len(piece) < MAX_LINE:
-            yield LogLine(number, text, fresh, None)
-            carried = ""
-        else:
-            yield LogLine(number, text, fresh, len(text) - _OVERLAP // 2)
-            carried = text[-_OVERLAP:]
-        number += piece.endswith("\n")
-
-
-def clean(text: str) -> tuple[str, int | None]:
-    """`text` without colours, and without the prefixes before a line's own words; and the rank that they name."""
-    text = _ESCAPE.sub("", text)
-    rank: int | None = None
-    start = 0
-    for _ in range(6):
-        found = _RANK.match(text, start) or _NO_RANK.match(text, start)
-        if found is None or found.end() == start:
-            break
-        if found.re is _RANK and rank is None:
-            rank = int(next(group for group in found.groups() if group is not None))
-        start = found.end()
-    end = _BOX_END.search(text, max(start, len(text) - 210))
-    return text[start : end.start() if end is not None else len(text)], rank
-
+__all__ = ["FoundMessage", "find_messages", "most_telling", "parse_message"]
 
 _AHEAD: Final = 12
 """Lines that one message may be wrapped over."""
@@ -143,6 +51,29 @@ _OWN_WORDS: Final = 24
 """Where a second head may begin: behind the first one's own words."""
 
 _RANK_OF: Final = {form.name: form.rank for form in FORMS}
+_ALLOCATORS: Final = ("torch-device", "torch-cpu", "numpy")
+
+_TAIL: Final = 200
+"""Lines before a message that may be the frames of a traceback whose first line is missing."""
+
+_PREFIXES: Final = 8
+"""Different prefixes that the frames of one traceback may have."""
+
+_LONGEST_PREFIX: Final = 200
+
+_IGNORED: Final = 4
+"""Lines behind a message that may take it back."""
+
+# torch: _inductor/select_algorithm.py tries kernels and prints why one is not taken.
+_HARMLESS: Final = re.compile(r"Ignoring this choice|select_algorithm\.py|(?i:skipping this (?:choice|config))")
+
+# A SIGKILL that is not about memory: Slurm, LSF, PBS.
+_OTHER_LIMIT: Final = re.compile(r"DUE TO (?:TIME LIMIT|PREEMPTION)|TERM_RUNLIMIT|walltime \S{1,20} exceeded limit")
+
+_ALONE: Final = re.compile(r"(?:^|[\]%]) {0,4}Killed$")
+_SOME_RANK: Final = re.compile(r"(?:\[|\b)(?:[Rr]ank|RANK|default)[ =:]{0,2}(\d{1,5})\b")
+_TPU: Final = re.compile(r"\bTPU\b|torch_xla|libtpu|(?i:hbm)(?![a-z])")
+_ERROR_NAME: Final = re.compile(r"(?:[\w.]{1,120}:? ){0,2}$")
 _STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]{1,300}\", line \d|\b\w{1,60}Error: ")
 
 
@@ -205,7 +136,7 @@ def find_messages(log: str | TextIO) -> list[FoundMessage]:
 def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Callable[[], Traced]]]:
     source = lines(log)
     ahead: deque[LogLine] = deque(islice(source, _AHEAD))
-    before: deque[str] = deque(maxlen=_BEFORE)
+    before: deque[LogLine] = deque(maxlen=_BEFORE)
     done: set[int] = set()  # lines that belong to a message already told
     while ahead:
         line = ahead.popleft()
@@ -213,27 +144,51 @@ def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Call
         if id(line) in done:
             done.discard(id(line))
         else:
-            for message, used in _in_line(line, ahead, before):
+            for message, rank, used in _in_line(line, ahead, before):
                 done.update(id(other) for other in used)
-                yield message, line.number, line.rank, partial(_trace_there, before, line)
-        before.append(line.raw[:_KEPT_OF_A_LINE])
+                yield message, line.number, rank, partial(_trace_there, before, line, FORM_OF[message.form])
+        before.append(line.beginning(_KEPT_OF_A_LINE))
 
 
-def _trace_there(before: deque[str], line: LogLine) -> Traced:
-    """What the traceback tells that the rank of `line` wrote before it."""
-    kept = [*before, line.raw[:_KEPT_OF_A_LINE]]
-    if not any(BEGINS in raw for raw in kept):  # in most logs; to clean them all where every line is a message is slow
-        return Traced(phase=phase_of_progress(kept[-_PROGRESS:]))
-    cleaned = map(clean, kept)
-    return trace(text for text, rank in cleaned if rank == line.rank)
+def _trace_there(before: deque[LogLine], line: LogLine, form: Form) -> Traced:
+    """What the traceback tells that the writer of `line` wrote before it; without one, what the job was doing."""
+    traced = Traced()
+    if not form.ends and _may_hold_frames(before, line):
+        traced = trace(_own_words([*before, line.beginning(_KEPT_OF_A_LINE)], line))
+    if traced == Traced():
+        raws = [one.raw for one in islice(before, max(0, len(before) - _PROGRESS), None)]
+        traced = Traced(phase=form.phase or phase_of_progress([*raws, line.raw[:_KEPT_OF_A_LINE]]))
+    elif traced.phase is None and form.phase is not None:
+        traced = replace(traced, phase=form.phase)
+    return traced
 
 
-def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[str]) -> Iterator[tuple[OomMessage, list[LogLine]]]:
-    """The messages that begin in `line`, each with the lines after it that it goes on over."""
+def _may_hold_frames(before: deque[LogLine], line: LogLine) -> bool:
+    """Whether it is worth cleaning all lines: where every line is a message, that takes long."""
+    near = islice(before, max(0, len(before) - _TAIL), None)
+    return any(".py" in one.raw for one in near) or any(BEGINS in one.raw for one in (*before, line))
+
+
+def _own_words(before: Iterable[LogLine], line: LogLine) -> list[str]:
+    """The lines of the writer of `line`, without the prefix that the frames among them have."""
+    texts = [one.text for one in before if one.same_writer(line)]
+    found = (FRAME.search(text) for text in texts if "File" in text)
+    prefixes = {same_prefix(one.string[: one.start()]) for one in found if one and one.string[: one.start()].strip()}
+    for prefix in list(prefixes)[:_PREFIXES]:
+        texts = [text[one.end() :] if (one := prefix.match(text)) is not None else text for text in texts]
+    return texts
+
+
+def _in_line(
+    line: LogLine, ahead: deque[LogLine], before: deque[LogLine]
+) -> Iterator[tuple[OomMessage, int | None, list[LogLine]]]:
+    """The messages that begin in `line`, each with its rank and the lines after it that it goes on over."""
     beginning = ahead[0].raw[:120] if ahead else ""  # the first words may be wrapped too
     if not might_be(f"{line.raw} {beginning}"):
         return
-    following = [other for other in ahead if other.rank == line.rank and other.number != line.number]
+    following = [other for other in ahead if other.number != line.number and other.same_writer(line)]
+    if any(_HARMLESS.search(other.raw) for other in (line, *following[:_IGNORED])):
+        return
     text, done = line.text, line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
@@ -243,17 +198,42 @@ def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[str]) -> Iterat
         start = head.start()
         if not done <= start < until:
             continue
-        if head[0].strip() == "Killed" and line.text.strip() != "Killed":
+        if head[0].strip() == "Killed" and _ALONE.search(line.text.strip()) is None:
             continue  # the shell's word stands alone
+        if form.name == "sigkill" and any(_OTHER_LIMIT.search(other.raw) for other in (*_last(before), *ahead)):
+            continue  # a scheduler ended the job, for another reason
         later = (other.start() for other, _ in found[position + 1 :])
         again = next((other for other in later if other >= start + _OWN_WORDS), None)
         window, owners = _window(line, following, start, again)
         values, end = form.read(window) if form.read is not None else ({}, 0)
         end = max(end, len(head[0]))
-        if form.name == "cuda-raw" and any("pin_memory" in raw for raw in list(before)[-_NEAR:]):
-            form = FORM_OF["pinned"]  # page-locked RAM that CUDA could not have, in the same words
-        yield _message(form, values, window[:end]), [other for begin, other in owners if begin < end]
+        form = _exact(form, values, window[:end], before, line)
+        rank = line.rank if line.rank is not None else _rank_in(text[:start])
+        yield _message(form, values, window[:end]), rank, [other for begin, other in owners if begin < end]
         done = start + end
+
+
+def _last(before: deque[LogLine]) -> Iterator[LogLine]:
+    return islice(before, max(0, len(before) - _PROGRESS), None)
+
+
+def _rank_in(prefix: str) -> int | None:
+    """The rank that stands somewhere before a message."""
+    found = _SOME_RANK.search(prefix[-200:])
+    return int(found[1]) if found is not None else None
+
+
+def _exact(form: Form, values: dict[str, Any], quote: str, before: deque[LogLine], line: LogLine) -> Form:
+    """The form, where the words alone do not decide it."""
+    if form.name == "cuda-raw":
+        near = [other.raw for other in islice(before, max(0, len(before) - _NEAR), None)]
+        if any("pin_memory" in raw or "non_blocking" in raw for raw in near) and pins(_own_words(before, line)):
+            return FORM_OF["pinned"]  # page-locked RAM that CUDA could not have, in the same words
+    if form.name == "xla" and (_TPU.search(line.raw) or any(_TPU.search(other.raw) for other in _last(before))):
+        return FORM_OF["xla-tpu"]
+    if form.name in _ALLOCATORS and (values.get("requested_bytes", 0) is None or "allocate -" in quote):
+        return replace(FORM_OF["no-size"], library=form.library, memory=form.memory)
+    return form
 
 
 def _window(
@@ -265,9 +245,13 @@ def _window(
     """
     end = len(line.text) if again is None else min(again, len(line.text))
     text = line.text[start : min(start + _REACH, end)]
+    prefix = _ERROR_NAME.sub("", line.text[:start]).strip() if start <= _LONGEST_PREFIX else ""
+    shape = same_prefix(prefix) if prefix else None
     owners: list[tuple[int, LogLine]] = []
     for other in following if end == len(line.text) else ():
         words = other.text.strip()[: _REACH - len(text)]
+        if shape is not None and (same := shape.match(words)) is not None:
+            words = words[same.end() :]
         if not words or _STOP.search(words):
             break
         if might_be(words) and (found := heads(words)):
@@ -289,8 +273,15 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
 def _device_type(form: Form, quote: str) -> str | None:
     if form.memory not in ("device", "kernel"):
         return None
-    kinds = {"HIP": "rocm", "XPU": "xpu", "NPU": "npu", "CUDA": "cuda", "CUBLAS": "cuda"}
-    return next((kind for name, kind in kinds.items() if quote.upper().startswith(name)), None)
+    found = _DEVICE.search(quote)
+    name = found[1].lower() if found is not None else "cuda" if form.library == "CUDA" else None
+    return _DEVICE_TYPES.get(name, name) if name is not None else None
+
+
+_DEVICE: Final = re.compile(
+    r"(?i)\b(CUDA|CUBLAS|Allocation on device|HIP|XPU|NPU|MLU|HPU|MUSA|MTIA|MPS|GCU|SDAA|TPU)(?=[_ :(\]]|error|$)"
+)
+_DEVICE_TYPES: Final = {"hip": "rocm", "cublas": "cuda", "allocation on device": "cuda"}
 
 
 def _weight(message: OomMessage) -> tuple[int, int]:
@@ -303,4 +294,5 @@ def _numbers(message: OomMessage) -> tuple[Any, ...]:
     return (
         message.form, message.device, message.requested_bytes, message.free_bytes, message.allocated_bytes,
         message.reserved_bytes, message.process_bytes, message.allowed_bytes, message.resident_bytes, message.pid,
+        message.used_bytes,
     )  # fmt: skip

@@ -221,3 +221,29 @@ def more_ram(failed: FailedJob) -> Change | None:
         "for a limit: docker --memory, Slurm --mem, Kubernetes limits.memory",
         "RAM that others could use",
     )  # fmt: skip
+
+
+# Disk.
+
+
+def fewer_checkpoints(failed: FailedJob) -> Change | None:
+    """Older checkpoints deleted."""
+    kept = failed.job.count("save_total_limit")
+    if kept is not None and kept < 2:
+        return None
+    return Change(
+        "arguments.save_total_limit", 1,
+        "the Trainer then deletes older checkpoints (with load_best_model_at_end it keeps the best one too)",
+        "no way back to them",
+        current=kept,
+    )  # fmt: skip
+
+
+def cache_elsewhere(failed: FailedJob) -> Change | None:
+    """Downloads and tokenized data on a larger disk."""
+    return Change(
+        "environment.HF_HOME", "a folder on a larger disk",
+        "models, data sets and tokenized rows are cached there (~/.cache/huggingface by default); TMPDIR is another "
+        "place that fills",
+        "they are downloaded again",
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from hf_memkit.oom.surroundings import script_of_frames
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "Feature", "Place", "Traced", "phase_of_progress", "trace"]
+__all__ = ["BEGINS", "FRAME", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
 
 BEGINS: Final = "Traceback (most recent call last)"
 
@@ -158,12 +158,15 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
 
 _MODEL: Final = re.compile(r"/models/\w+/modeling_(\w+)\.py$")
 
-# Python's own; IPython 8, 7; Rich.
+FRAME: Final = re.compile(r"\bFile \"([^\"\n]{1,400})\", line \d+, in (\S{1,200})")
+"""Python's own, wherever in the line."""
+
+# Python's own; IPython 8, 7; Rich; pytest.
 _FRAMES: Final = (
-    re.compile(r"^ {0,8}File \"([^\"\n]{1,400})\", line \d+, in (\S{1,200})"),
+    FRAME,
     re.compile(r"^ {0,4}File ([^:\n\"]{1,400}):\d+, in ([^\s(]{1,200})\("),
     re.compile(r"^ {0,4}([^\s:]{1,400}\.py) in ([^\s(]{1,200})\("),
-    re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+ in (\S{1,200})"),
+    re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
 )
 _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,400})")
 """The line that IPython and Rich mark among those that they show around it."""
@@ -171,15 +174,20 @@ _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,40
 _CARETS: Final = re.compile(r"^[\s~^]*$")
 
 
+_FOREIGN: Final = 6
+"""Lines of others that may stand between two frames of a traceback, or between the last one and the message."""
+
+_GONE_ON: Final = 60
+"""So many lines after a traceback, another message is not its own: the error was caught, and the job went on."""
+
+
 def trace(lines: Iterable[str]) -> Traced:
-    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one."""
-    kept: list[str] = []
-    begun = False
-    for line in lines:
-        if BEGINS in line:
-            kept, begun = [], True
-        kept.append(line)
-    if not begun:
+    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one.
+
+    Where its first line is missing (a terminal, `tail`, a post), the frames directly above the message count.
+    """
+    kept = _last_traceback(list(lines))
+    if not kept:
         return Traced()
     phase = next((phase for phase, sign in _PHASES if any(sign.search(line) for line in kept)), None)
     frames = list(_frames(kept))
@@ -194,6 +202,41 @@ def trace(lines: Iterable[str]) -> Traced:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
                 return Traced(phase, place, library, _short(frame), model_type, in_use, script)
     return Traced(phase, in_use=in_use, model_type=model_type, script=script)
+
+
+# Page-locked RAM: torch's pin_memory, whoever calls it, and a copy to RAM that does not wait, whose target torch pins
+# (torch: aten/src/ATen/native/cuda/Copy.cu).
+_PINS: Final = re.compile(
+    r"\.pin_memory\(|\bpin_memory=True|, _?pin_memory\b|\.to\([^\n]{0,60}cpu[^\n]{0,60}non_blocking=True"
+)
+
+
+def pins(lines: Iterable[str]) -> bool:
+    """Whether one of the two innermost frames of the last traceback in `lines` allocates page-locked RAM."""
+    return any(_PINS.search(frame) for frame in list(_frames(_last_traceback(list(lines))))[-2:])
+
+
+def _last_traceback(lines: list[str]) -> list[str]:
+    begins = next((place for place in range(len(lines) - 1, -1, -1) if BEGINS in lines[place]), None)
+    if begins is not None:
+        frames = [place for place in range(begins, len(lines)) if _frame_in(lines[place]) is not None]
+        return lines[begins:] if len(lines) - (frames or [begins])[-1] <= _GONE_ON else []
+    first, foreign = None, 0
+    for place in range(len(lines) - 2, -1, -1):  # the last line is the message's
+        line = lines[place]
+        if _frame_in(line) is not None:
+            first, foreign = place, 0
+        elif line.strip() and not line.startswith((" ", "\t", "-")):
+            foreign += 1
+            if foreign > _FOREIGN:
+                break
+    return lines[first:] if first is not None else []
+
+
+def _frame_in(line: str) -> re.Match[str] | None:
+    if ".py" not in line and "File" not in line:
+        return None
+    return next((match for pattern in _FRAMES if (match := pattern.search(line))), None)
 
 
 # What programs print while they work. In this order: datasets' "Saving the dataset" is no save of a model. The words
@@ -234,7 +277,7 @@ def _frames(lines: list[str]) -> Iterator[str]:
     """`"FILE, FUNCTION: SOURCE"` of each frame, the innermost last."""
     head, source, marked = "", "", False
     for line in lines:
-        found = next((match for pattern in _FRAMES if (match := pattern.match(line))), None)
+        found = _frame_in(line)
         if found is not None:
             if head:
                 yield f"{head}: {source}"

@@ -66,8 +66,8 @@ EXAMPLES: tuple[Example, ...] = (
         "torch 1.0-1.3: cached, size", "RuntimeError: CUDA out of memory. Tried to allocate 6.61 GiB (GPU 1; 10.76 GiB "
         "total capacity; 1.25 GiB already allocated; 2.39 GiB free; 1.62 GiB cached)", "torch-device", "another process",
         {"device": 1, "device_type": "cuda", "requested_bytes": gib(6.61), "capacity_bytes": gib(10.76),
-         "allocated_bytes": gib(1.25), "free_bytes": gib(2.39), "reserved_bytes": gib(1.62),
-         "cached_bytes": gib(1.62) - gib(1.25)},
+         "allocated_bytes": gib(1.25), "free_bytes": gib(2.39), "reserved_bytes": gib(1.25) + gib(1.62),
+         "cached_bytes": gib(1.62)},
     ),
     Example(
         "torch 1.8: the cap", "RuntimeError: CUDA out of memory. Tried to allocate 5.59 GiB (GPU 0; 11.17 GiB total "
@@ -228,7 +228,7 @@ EXAMPLES: tuple[Example, ...] = (
          "free_bytes": gib(1.82)},
     ),
     Example("Gaudi", "RuntimeError: FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::268435456 (256)MB", "hpu",
-            "context and libraries", {"device_type": "hpu"}),
+            "context and libraries", {"device_type": "hpu", "requested_bytes": 268435456}),
     Example(
         "MPS, GB that are GiB", "RuntimeError: MPS backend out of memory (MPS allocated: 3.11 GB, other allocations: 5.42 "
         "GB, max allowed: 9.07 GB). Tried to allocate 720.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 "
@@ -378,7 +378,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example("vLLM, at its start", "ValueError: Free memory on device cuda:0 (10.2/23.6 GiB) on startup is less than desired GPU "
             "memory utilization (0.9, 21.24 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
             "vllm-start", "cap",
-            {"requested_bytes": gib(21.24), "free_bytes": gib(10.2), "capacity_bytes": gib(23.6)}),
+            {"device_type": "cuda", "requested_bytes": gib(21.24), "free_bytes": gib(10.2),
+             "capacity_bytes": gib(23.6)}),
 )  # fmt: skip
 
 NOT_MESSAGES = (

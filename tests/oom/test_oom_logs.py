@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hf_memkit.oom import explain_oom, find_messages
-from hf_memkit.oom.messages import MAX_LINE
+from hf_memkit.oom.log_lines import MAX_LINE
 from tests.oom.oom_messages import EXAMPLES, THE_TEXT
 
 _BY_NAME = {example.name: example for example in EXAMPLES}

@@ -1,0 +1,183 @@
+"""Lines of a log. In: a text or a file of any length. Out: each line's own words, and who wrote it.
+
+Launchers, schedulers, containers, loggers, notebooks and forums put something before each line. `clean` takes off what
+is built of known pieces in any order: dates, levels, names, brackets. For anything else a traceback shows the prefix:
+what stands before `File "x.py", line 3, in f` stands, with other numbers, before its neighbours (`same_prefix`).
+
+Lines are bounded in memory: one is at most `MAX_LINE` characters; longer ones (a progress bar without line ends) come
+in pieces that overlap, so that a message on a seam is whole in one of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, TextIO
+
+__all__ = ["MAX_LINE", "OVERLAP", "LogLine", "clean", "lines", "same_prefix"]
+
+MAX_LINE: Final = 65_536
+OVERLAP: Final = 4_096
+
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])")
+
+_LINK: Final = re.compile(r"\[([^\]\n]{1,300})\]\((?:https?://|file:)[^)\n]{0,400}\)")
+"""What a copied notebook cell or issue makes of a path: `[trainer.py](https://localhost:8080/#)`."""
+
+# What launchers, srun and loggers put before each line with a rank: the group that is a number.
+_RANK: Final = re.compile(
+    r"\s{0,4}(?:\[(?:rank|Rank|RANK|default|gpu|GPU):? ?(\d{1,5})\]:? ?(?:\[[^\]\n]{0,90}\] ?:? ?)?"
+    r"|\[\d{1,5},(?:mpirank:)?(\d{1,5})[^\]\n]{0,60}\]<std(?:err|out)>: ?"  # mpirun --tag-output, SageMaker
+    r"|\[(\d{1,5})\]: ?"  # srun, DeepSpeed
+    r"|[Rr]ank ?(\d{1,5}): ?"
+    r"|(\d{1,4}): )"  # srun --label
+)
+_LEVEL: Final = r"(?:ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)"
+_TIME: Final = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
+_DATE: Final = r"(?:\d{2,4}[-/.]\d\d[-/.]\d{2,4}|\d\d[-/]\d\d)"
+
+# Each begins in the first column, or behind the piece before it, and ends with at most one blank: the others are the
+# line's own indentation. A line of source is indented, so that none of these takes it for a prefix.
+_PIECE: Final = re.compile(
+    r"\((?:[^()\n]{0,80}\bpid=\d{1,10}[^)\n]{0,60}|raylet|autoscaler[^)\n]{0,40})\) ?"  # Ray, vLLM
+    r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,6}(?:\d{1,10} )?[\w./-]{1,120}:\d{1,6}\] ?"  # glog, torch's own
+    rf"|(?:[A-Z][a-z]{{2}} )?[A-Z][a-z]{{2}} [ \d]\d {_TIME} [\w.-]{{1,80}} [\w./@-]{{1,60}}(?:\[\d{{1,10}}\])?: ?"
+    rf"|(?:{_DATE}[T ,_]{{1,2}})?{_TIME}(?: ?[-|:](?= ))? ?"
+    r"|\[(?!Errno|WinError|enforce )(?=[^\]\n]{0,120}[A-Za-z.:])[^\]\[\n'\"]{1,120}\](?:<std(?:err|out)>)?(?: ?:)? ?"  # [INFO], [pod/x-0/y], dmesg
+    rf"|(?:\[|- |\| )?{_LEVEL}\]?(?::[\w.]{{1,60}}:| {{0,8}}[-|:])? ?"
+    rf"|[\w.]{{1,80}} - (?={_LEVEL})"  # logging's name before its level
+    r"|[\w.<>]{1,80}:[\w.<>]{1,80}:\d{1,6} - ?"  # loguru
+    r"|(?:[EWIF] )?[\w./-]{1,120}\.(?:cc|cpp|cu|h|py):\d{1,6}\] ?"
+    r"|(?:[\w./:-]{1,80} {0,30})?\| "  # docker compose; loguru's bar
+    r"|(?![\w.-]{0,80}(?:Error|Exception):)(?=[\w.-]{0,80}\d)[A-Za-z0-9][\w.-]{0,80}: "  # worker-0: node17: 10.0.0.1:
+    r"|(?:<std(?:err|out)>:?|std(?:err|out) [FP]) ?"
+    r"|\d{1,7}\.\d{1,4}s[ \t]{1,3}(?:\d{1,8}[ \t])?"  # Kaggle
+    r"|> ?|E {3}(?= {0,12}\S)"  # a quotation, pytest
+)
+_BOX: Final = re.compile(r"\s{0,4}[│┃║|▌] {0,2}")
+"""What Rich or a notebook draws."""
+_BOX_END: Final = re.compile(r"\s{0,200}[│┃║]?\s{0,4}$")
+_PIECES: Final = 8
+
+_WRITER: Final = re.compile(
+    r"(?<![\w.])[A-Za-z][\w./@]{0,60}?[-=\[/](?:\w{1,40}-)?\d{1,12}|(?<![\w.])[a-z]{1,40}\d{1,6}(?=: )"
+)
+"""What tells processes apart in a prefix without a rank: `trainer-1`, `pid=4321`, `python[4321]`, `node17: `."""
+
+
+@dataclass(eq=False)
+class LogLine:
+    """One line, or one piece of a long one.
+
+    Attributes:
+        number: as an editor counts, from 1.
+        raw: as it stands in the log.
+        fresh: heads that begin before this column have been seen in the piece before.
+        cut: heads that begin behind this column are left to the next piece; None for the last piece.
+    """
+
+    number: int
+    raw: str
+    fresh: int = 0
+    cut: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The line's own words."""
+        return self._cleaned[0]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that a launcher wrote before it."""
+        return self._cleaned[1]
+
+    @property
+    def writer(self) -> tuple[str, ...]:
+        """The names of a process, a container or a machine before it; empty if there are none."""
+        return self._cleaned[2]
+
+    def same_writer(self, other: LogLine) -> bool:
+        """Whether one process may have written both."""
+        return self.rank == other.rank and (self.writer == other.writer or not self.writer or not other.writer)
+
+    def beginning(self, length: int) -> LogLine:
+        """The line without what stands behind its first characters."""
+        return LogLine(self.number, self.raw[:length])
+
+    @cached_property
+    def _cleaned(self) -> tuple[str, int | None, tuple[str, ...]]:
+        # Only lines near a message are ever cleaned. Pieces keep their columns, which say who reports a message.
+        whole = not self.fresh and self.cut is None
+        return clean(self.raw) if whole else (self.raw, None, ())
+
+
+def lines(log: str | TextIO) -> Iterator[LogLine]:
+    """The lines of `log`. A carriage return ends one too (a progress bar writes over itself), but is not counted."""
+    stream = io.StringIO(log, newline="") if isinstance(log, str) else log
+    number, carried = 1, ""
+    while piece := stream.readline(MAX_LINE):
+        ended = piece.endswith(("\n", "\r"))
+        text = carried + piece.rstrip("\r\n")
+        fresh = max(0, len(carried) - OVERLAP // 2)
+        if ended or len(piece) < MAX_LINE:
+            if not carried and text.startswith("{"):
+                yield from (LogLine(number, inner) for inner in _of_json(text))
+            else:
+                yield LogLine(number, text, fresh, None)
+            carried = ""
+        else:
+            yield LogLine(number, text, fresh, len(text) - OVERLAP // 2)
+            carried = text[-OVERLAP:]
+        number += piece.endswith("\n")
+
+
+_ABOUT_A_LINE: Final = re.compile(rf"(?:std(?:out|err)|(?i:{_LEVEL})|\d{{4}}-\d\d-\d\dT?[\d:.,+Z -]{{0,30}})?$")
+"""What a JSON line says beside the line itself: the stream, the level, the time."""
+
+
+def _of_json(text: str) -> list[str]:
+    """The lines in the texts of a JSON object (docker, structured logging, torchelastic); else the line itself."""
+    try:
+        texts = _texts(json.loads(text))
+    except (ValueError, RecursionError):
+        return [text]
+    return [line for one in texts for line in one.splitlines()[:10_000]] or [text]
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in _texts(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in _texts(one)]
+    return [value] if isinstance(value, str) and not _ABOUT_A_LINE.match(value) else []
+
+
+def clean(text: str) -> tuple[str, int | None, tuple[str, ...]]:
+    """`text` without colours, links and the prefixes before a line's own words; the rank and the names in them."""
+    text = _ESCAPE.sub("", text)
+    if "](" in text:
+        text = _LINK.sub(r"\1", text)
+    rank: int | None = None
+    start = 0
+    for _ in range(_PIECES):
+        found = _RANK.match(text, start) or _PIECE.match(text, start) or _BOX.match(text, start)
+        if found is None or found.end() == start:
+            break
+        if found.re is _RANK and rank is None:
+            rank = int(next(group for group in found.groups() if group is not None))
+        start = found.end()
+    end = _BOX_END.search(text, max(start, len(text) - 210))
+    writer = tuple(_WRITER.findall(text[:start])) if start else ()
+    return text[start : end.start() if end is not None else len(text)], rank, writer
+
+
+def same_prefix(prefix: str) -> re.Pattern[str]:
+    """What stands before the neighbours of a line that begins with `prefix`: the same, with other numbers."""
+    parts = re.split(r"(\d+|\s+)", prefix.rstrip()[:200])
+    return re.compile(
+        "".join(r"\d+" if part.isdigit() else r"\s+" if part.isspace() else re.escape(part) for part in parts) + r"\s?"
+    )
