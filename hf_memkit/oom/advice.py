@@ -84,7 +84,8 @@ _OFFERED: Final[Mapping[Memory, Mapping[str, Techniques]]] = {
     "host": _IN_RAM,
     "pinned": {
         "DeepSpeed": (ram.pageable_states, ram.more_for_wsl, ram.pageable_batches),
-        "": (ram.torch_checkpointing, ram.pageable_batches, ram.pageable_states, ram.more_for_wsl),
+        "unsloth": (ram.torch_checkpointing, ram.more_for_wsl, ram.pageable_batches),
+        "": (ram.pageable_batches, ram.pageable_states, ram.more_for_wsl),
     },
     "shared memory": {"nccl": (), "": (ram.no_workers,)},
     "disk": {
@@ -141,7 +142,7 @@ def _row(failed: FailedJob) -> str:
     message, rows = failed.message, _OFFERED[failed.message.memory]
     in_a_step = failed.place is None and failed.phase in (None, "forward", "backward")
     if message.memory == "pinned":
-        return "DeepSpeed" if failed.trace.library == "DeepSpeed" or "DeepSpeed" in failed.trace.in_use else ""
+        return next((library for library in rows if library in failed.trace.in_use), "")
     if message.memory == "shared memory":
         return "nccl" if message.form.startswith("nccl") else ""
     if message.memory == "host":

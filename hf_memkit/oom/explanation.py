@@ -206,6 +206,9 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     others = tuple(one for one in found if one is not chosen)
     if seen.rocm and chosen.message.form == "cuda-raw":
         chosen = replace(chosen, message=replace(chosen.message, device_type="rocm"))
+    if chosen.message.form == "bitsandbytes" and "paged optimizer" in chosen.trace.in_use:
+        managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
+        chosen = replace(chosen, message=managed)
     command = _command(seen.command, chosen)
     if arguments is None and command is not None and command.arguments:
         arguments = command.values()

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from hf_memkit.oom.surroundings import script_of_frames
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "FRAME", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
+__all__ = ["BEGINS", "FRAME", "WARNED", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
 
 BEGINS: Final = "Traceback (most recent call last)"
 
@@ -82,7 +82,8 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
     ("evaluate", re.compile(r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate)\b")),
     ("save", re.compile(
-        r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b")),
+        r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b"
+        r"|/fsdp/_state_dict_utils\.py")),
     ("optimizer", re.compile(
         r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/|\bclip_grad_norm_\b"
         r"|/grad_scaler\.py")),
@@ -102,6 +103,7 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
     ("merged adapters", "PEFT", r"/peft/tuners/\S+, (?:merge|get_delta_weight|_unload_and_optionally_merge)\b"),
     ("gathered weights", "DeepSpeed", r", \w*(?:consolidated_16bit_state_dict|save_16bit_model)\b"),
     ("gathered weights", "FSDP", r"torch/distributed/(?:fsdp|checkpoint)/\S+, \w*(?:state_dict|_unshard_params\w*)"
+                                 r"|/fsdp/_state_dict_utils\.py"
                                  r"|/fsdp_utils\.py, (?:save_fsdp|fsdp2_\w*state_dict)"),
     ("predictions of an evaluation", None, r"/trainer_pt_utils\.py, (?:nested_|torch_pad|distributed_concat|add\b)"
                                            r"|, (?:evaluation|prediction)_loop: .*(?:gather|pad_across|nested_)"),
@@ -168,6 +170,9 @@ _FRAMES: Final = (
     re.compile(r"^ {0,4}([^\s:]{1,400}\.py) in ([^\s(]{1,200})\("),
     re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
 )
+WARNED: Final = re.compile(r"(?:^|\s)([^\s:\"]{1,400}\.py):\d{1,6}: (\w{0,40}Warning): ")
+"""Python's warnings module: the file that warned, here of an error that it caught."""
+
 _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,400})")
 """The line that IPython and Rich mark among those that they show around it."""
 

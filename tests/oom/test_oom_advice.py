@@ -516,3 +516,72 @@ def test_scripts_of_diffusers_have_their_own_names() -> None:
     assert keys(told(gpu(), {"train_batch_size": 1, "resolution": 1024})) == [
         "gradient_checkpointing", "use_8bit_adam", "resolution",
     ]  # fmt: skip
+
+
+MANAGED = "Error out of memory at line 380 in file /build/bitsandbytes/csrc/pythonInterface.c"
+PAGED = TOP + frame("bitsandbytes/functional.py", "get_paged", "out = torch.from_numpy(ctypes.pointer(")
+OLDER_MANAGED = PAGED + "Error out of memory at line 119 in file /build/csrc/ops.cu"
+
+
+@pytest.mark.parametrize(
+    ("text", "optim", "value"),
+    [(MANAGED, "paged_adamw_32bit", "adamw_torch"), (MANAGED, "paged_adamw_8bit", "adamw_bnb_8bit"),
+     (MANAGED, None, "adamw_bnb_8bit"), (OLDER_MANAGED, "paged_lion_8bit", "lion_8bit")],
+)  # fmt: skip
+def test_managed_memory_of_a_paged_optimizer(text: str, optim: str | None, value: str) -> None:
+    explanation = told(text, {"optim": optim} if optim else None)
+    assert cause(explanation) == "host memory"
+    first = explanation.changes[0]
+    assert (first.key, first.current, first.value) == ("arguments.optim", optim, value)
+    assert "per_device_train_batch_size" not in keys(explanation)
+
+
+UNSLOTH = TOP + frame("unsloth_zoo/gradient_checkpointing.py", "forward", 'hidden_states.to("cpu", non_blocking=True)')
+ZERO_PINS = TOP + frame(
+    "deepspeed/runtime/zero/stage_1_and_2.py", "__init__", "get_accelerator().pin_memory(torch.zeros(n))"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [(UNSLOTH, "use_gradient_checkpointing"), (ZERO_PINS, "pin_memory"),
+     (TOP + frame("torch/utils/data/_utils/pin_memory.py", "pin_memory", "return data.pin_memory(device)"),
+      "dataloader_pin_memory")],
+)  # fmt: skip
+def test_page_locked_ram_by_who_locks_it(text: str, first: str) -> None:
+    explanation = told(text + "RuntimeError: CUDA error: out of memory")
+    assert explanation.found is not None and explanation.found.message.memory == "pinned"
+    assert cause(explanation) == "host memory" and keys(explanation)[0] == first
+
+
+def test_a_warning_of_fsdp_is_a_save() -> None:
+    warned = (
+        "/e/torch/distributed/fsdp/_state_dict_utils.py:312: UserWarning: Failed to clone() tensor with name x. "
+        "Error: CUDA out of memory. Tried to allocate 172.00 MiB (GPU 0; 47.54 GiB total capacity; 45.40 GiB already "
+        "allocated; 25.62 MiB free; 46.42 GiB reserved in total by PyTorch)"
+    )
+    explanation = told(warned)
+    assert explanation.found is not None and explanation.found.phase == "save"
+    assert explanation.changes[0].value == {"state_dict_type": "SHARDED_STATE_DICT"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("RuntimeError: unable to write to file </torch_18692_1>: No space left on device (28)", "shared memory"),
+        ("OSError: [Errno 28] No space left on device", "disk"),
+    ],
+)
+def test_shared_memory_and_disks(text: str, expected: str) -> None:
+    assert cause(told(text)) == expected
+    if expected == "shared memory":
+        assert keys(told(text)) == ["dataloader_num_workers"] and keys(told(text, {"dataloader_num_workers": 0})) == []
+    else:
+        assert keys(told(text, {"save_total_limit": 1, "save_only_model": True})) == ["HF_HOME"]
+        assert keys(told("Running tokenizer on dataset:  3%|  | 1/9\n" + text)) == ["HF_HOME"]
+
+
+def test_weights_that_a_device_map_moved_to_ram() -> None:
+    text = "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit"
+    assert keys(told(text)) == ["quantization_config", "command", "device_map"]
+    assert keys(told(text, {"load_in_4bit": True}))[0] == "command"
