@@ -158,7 +158,7 @@ def _row(failed: FailedJob) -> str:
         return "larger than the GPU"
     if message.memory == "device" and failed.large_and_unknown:
         return "one large tensor"
-    return next((row for row in (failed.place, failed.phase) if row in rows), "")
+    return next((row for row in (failed.place, failed.phase) if row is not None and row in rows), "")
 
 
 def _renamed(change: Change, job: RunView) -> Change:

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.oom.advice import changes_for, changes_for_run, grows_with_the_batch
@@ -199,7 +199,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     """
     seen = Surroundings()
     log = io.StringIO(text, newline="") if isinstance(text, str) else text
-    found = find_messages(Watched(log, seen))
+    found = find_messages(cast(TextIO, Watched(log, seen)))  # which is read by readline alone
     chosen = most_telling(found)
     if chosen is None:
         return Explanation(None)
@@ -230,7 +230,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         verdict = replace(verdict, why=f"{verdict.why} {_LARGE_REQUEST}")
     changes = changes_for(failed, verdict.cause)
     told = replace(chosen, trace=failed.trace)
-    return Explanation(told, verdict, others, changes, fitted=known, next_steps=_next(command, message, verdict))
+    return Explanation(told, verdict, others, changes, fitted=known, next_steps=_next(command, failed, verdict.cause))
 
 
 _LARGE_REQUEST: Final = (
@@ -249,12 +249,13 @@ def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
     return Command(script)
 
 
-def _next(command: Command | None, message: OomMessage, verdict: Verdict) -> tuple[str, ...]:
-    """What to type next: memkit predicts and plans jobs on NVIDIA GPUs."""
+def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
+    """What to type next: memkit predicts and plans trainings on NVIDIA GPUs."""
+    message = failed.message
     if command is None or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
         return ()
-    bare = verdict.cause == "unknown" and message.memory == "device"
-    if verdict.cause not in _PREDICTABLE and not bare:
+    bare = cause == "unknown" and message.memory == "device"
+    if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":
         return ()
     gpu = _box(message.capacity_bytes) if message.capacity_bytes is not None else ""
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)

@@ -144,7 +144,7 @@ class FailedJob:
     def offloads_to_disk(self) -> bool:
         zero = mapping(mapping(self.argument("deepspeed")).get("zero_optimization"))
         device = mapping(zero.get("offload_optimizer")).get("device") or self.argument("deepspeed_offload_optimizer")
-        return device == "nvme"
+        return bool(device == "nvme")
 
     @property
     def large_and_unknown(self) -> bool:

@@ -127,8 +127,8 @@ class Surroundings:
         if "hipError" in line:
             self.rocm = True
         if self.platform in (None, "Windows") and any(word in line for word in _OF_PLATFORMS):
-            found = next((name for name, sign in _PLATFORMS if sign.search(line[:_LONGEST])), None)
-            self.platform = found or self.platform
+            shown = next((name for name, sign in _PLATFORMS if sign.search(line[:_LONGEST])), None)
+            self.platform = shown or self.platform
         if "ALLOC_CONF" in line and (set_to := _ALLOCATOR.search(line[:_LONGEST])) is not None:
             self.allocator = set_to[1]
         if "Assertion" in line and (found := _ASSERT.search(line[:_LONGEST])) is not None:
