@@ -46,9 +46,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
                            "model"),
     "resume_from_checkpoint": ("resume",),
 }  # fmt: skip
-"""Today's name of an argument → names that other tools give it."""
+"""Today's name of an argument → names that other tools give it, the clearest first: `batch_size` may be all GPUs'."""
 
-_FIELD_OF: Final = {other: field for field, others in _NAMES.items() for other in others}
+_VAGUE: Final = ("batch_size", "bs", "num_workers", "model", "optimizer", "resume")
+"""Names that mean the training only at the top of a file, or in a section of that name."""
 
 _SECTIONS: Final = ("deepspeed", "fsdp_config")
 """Arguments that hold a section themselves."""
@@ -57,16 +58,13 @@ _SECTIONS: Final = ("deepspeed", "fsdp_config")
 def job_of(arguments: Mapping[str, Any]) -> RunView:
     """A job from a user's arguments. What they do not set stays unknown: a script has defaults of its own."""
     given = dict(_flat(arguments))
-    values: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    # First what has today's name: a file of two tools, such as a section for each, means that one.
-    for name, value in sorted(given.items(), key=lambda item: current_name(item[0]) in _FIELD_OF):
-        field = _FIELD_OF.get(name, current_name(name))
-        if field not in values:
-            values[field] = value
-            names |= {field: name} if field != name else {}
-    derived = _derived(given, values)
-    values |= derived
+    values = {current_name(name): value for name, value in given.items()}
+    names = {current_name(name): name for name in given if current_name(name) != name}
+    for field, others in _NAMES.items():
+        own = next((name for name in others if name in given), None)
+        if field not in values and own is not None:
+            values[field], names[field] = given[own], own
+    values |= _derived(given, values)
     engine = "DeepSpeedEngine" if values.get("deepspeed") else ""
     size = mapping(values.get("deepspeed")).get("train_micro_batch_size_per_gpu")
     if isinstance(size, int) and "per_device_train_batch_size" not in values:
@@ -82,7 +80,11 @@ def _flat(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield str(name), value
     for name, value in arguments.items():
         if isinstance(value, Mapping) and name not in _SECTIONS and not name.endswith("_kwargs"):
-            yield from ((str(inner), each) for inner, each in value.items() if inner not in arguments)
+            clear = "train" in str(name).lower()
+            yield from (
+                (str(inner), each) for inner, each in value.items()
+                if inner not in arguments and (clear or inner not in _VAGUE)
+            )  # fmt: skip
 
 
 def _derived(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -316,6 +316,9 @@ def test_a_known_place_is_not_called_logits() -> None:
     [
         ({"micro_batch_size": 4}, "micro_batch_size", 4, 2),
         ({"train": {"train_bs": 6}}, "train_bs", 6, 3),
+        ({"batch_size": 128, "micro_batch_size": 4}, "micro_batch_size", 4, 2),
+        ({"training": {"batch_size": 4}}, "batch_size", 4, 2),
+        ({"tokenize": {"batch_size": 1000}}, "per_device_train_batch_size", None, "half"),
         ({"training": {"per_device_train_batch_size": 6}}, "per_device_train_batch_size", 6, 3),
         ({"deepspeed": {"train_micro_batch_size_per_gpu": 4}}, "train_micro_batch_size_per_gpu", 4, 2),
         ({"learning_rate": 1e-4}, "per_device_train_batch_size", None, "half"),
