@@ -14,8 +14,8 @@ from typing import Any, Final
 from hf_memkit.oom.message import Process
 
 __all__ = [
-    "Figures", "Reader", "device_figures", "host_figures", "killed", "mps_figures", "numbers", "request",
-    "vllm_figures", "xla_figures",
+    "Figures", "Reader", "cuda_figures", "device_figures", "host_figures", "killed", "mps_figures", "numbers",
+    "request", "vllm_figures", "xla_figures",
 ]  # fmt: skip
 
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
@@ -42,8 +42,8 @@ Reader = Callable[[str], Figures]
 """From the text that begins at the head: the fields, and the end of the message in that text."""
 
 # torch: c10/cuda/CUDACachingAllocator.cpp, where OutOfMemoryError is raised. 0.4 to 1.3 say "cached" and mean reserved
-# - allocated, 1.4 to 2.0 "reserved in total by PyTorch", 2.1 and later "is reserved by PyTorch but unallocated". 1.8 and
-# later know "allowed". What stands behind a colon is of c10/cuda/CUDAMallocAsyncAllocator.cpp.
+# - allocated, 1.4 to 2.0 "reserved in total by PyTorch", 2.1 and later "is reserved by PyTorch but unallocated". 1.8
+# and later know "allowed". What stands behind a colon is of c10/cuda/CUDAMallocAsyncAllocator.cpp.
 _DEVICE: Final = {
     "requested_bytes": re.compile(rf"[Tt]ried to allocate {SIZE}|\bRequested {{0,20}}: {SIZE}"),
     "capacity_bytes": re.compile(
@@ -51,7 +51,8 @@ _DEVICE: Final = {
     ),
     "free_bytes": re.compile(rf"of which {SIZE} is free|; {SIZE} free|\bFree \(according to CUDA\): {SIZE}"),
     "allocated_bytes": re.compile(
-        rf"{SIZE} already allocated|Of the allocated memory {SIZE} is allocated by|\bCurrently allocated {{0,20}}: {SIZE}"
+        rf"{SIZE} already allocated|Of the allocated memory {SIZE} is allocated by"
+        rf"|\bCurrently allocated {{0,20}}: {SIZE}"
     ),
     "reserved_bytes": re.compile(rf"{SIZE} reserved in total by PyTorch"),
     "_unallocated": re.compile(rf"{SIZE} (?:is reserved by PyTorch but unallocated|cached\))"),
@@ -187,7 +188,7 @@ def host_figures(text: str) -> Figures:
 # tensorflow: tsl/framework/bfc_allocator.cc; xla: service/hlo_rematerialization.cc and the TPU's own compiler.
 _XLA_SIZE: Final = r"(\d{1,18}(?:\.\d{1,4})?) ?((?:[KMGT]i?)?B|bytes|[KMGT])\b"
 _XLA: Final = {
-    "requested_bytes": re.compile(rf"(?:allocate|allocating|Used) {_XLA_SIZE}"),
+    "requested_bytes": re.compile(rf"(?:allocate|allocating|reserve|Used) {_XLA_SIZE}"),
     "free_bytes": re.compile(rf"There are {_XLA_SIZE} free"),
     "capacity_bytes": re.compile(rf"Used [\d.]{{1,12}}[KMGT] of {_XLA_SIZE} hbm"),
 }
@@ -196,6 +197,12 @@ _XLA: Final = {
 def xla_figures(text: str) -> Figures:
     """What XLA requested, what was free, and the size of the accelerator's memory."""
     return _sizes(_XLA, text, binary=True)
+
+
+def cuda_figures(text: str) -> Figures:
+    """Whose error it is: torch for ROCm says CUDA, and names HIP's error behind it."""
+    hip = re.search(r"Search for .?hipError\w{1,40}", text[:600])
+    return ({"device_type": "rocm"}, hip.end()) if hip is not None else ({}, 0)
 
 
 def mps_figures(text: str) -> Figures:

@@ -334,7 +334,7 @@ def _no_size(message: OomMessage) -> Answer:
         "length was computed wrongly, or the library has a bug. A smaller batch does not help."
     )
     return "corrupt size", why, (
-        Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at that operation"),
+        Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at the wrong operation"),
         Remedy("arguments.per_device_train_batch_size", "smaller", False, "the size does not come from the batch"),
     )  # fmt: skip
 

@@ -23,7 +23,10 @@ __all__ = ["MAX_LINE", "OVERLAP", "LogLine", "clean", "lines", "same_prefix"]
 MAX_LINE: Final = 65_536
 OVERLAP: Final = 4_096
 
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ESCAPE: Final = re.compile(  # as characters, and as syslog, JSON and editors write them
+    r"(?:#033|\\033|\\x1b|\\u001b|\^\[|␛)\[[0-9;]{0,40}[mK]"
+    r"|\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])"
+)
 
 _LINK: Final = re.compile(r"\[([^\]\n]{1,300})\]\((?:https?://|file:)[^)\n]{0,400}\)")
 """What a copied notebook cell or issue makes of a path: `[trainer.py](https://localhost:8080/#)`."""
@@ -47,7 +50,8 @@ _PIECE: Final = re.compile(
     r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,6}(?:\d{1,10} )?[\w./-]{1,120}:\d{1,6}\] ?"  # glog, torch's own
     rf"|(?:[A-Z][a-z]{{2}} )?[A-Z][a-z]{{2}} [ \d]\d {_TIME} [\w.-]{{1,80}} [\w./@-]{{1,60}}(?:\[\d{{1,10}}\])?: ?"
     rf"|(?:{_DATE}[T ,_]{{1,2}})?{_TIME}(?: ?[-|:](?= ))? ?"
-    r"|\[(?!Errno|WinError|enforce )(?=[^\]\n]{0,120}[A-Za-z.:])[^\]\[\n'\"]{1,120}\](?:<std(?:err|out)>)?(?: ?:)? ?"  # [INFO], [pod/x-0/y], dmesg
+    # [INFO], [pod/x-0/y], dmesg's time; not a shell's job number
+    r"|\[(?!Errno|WinError|enforce )(?=[^\]\n]{0,120}[A-Za-z.:])[^\]\[\n'\"]{1,120}\](?:<std(?:err|out)>)?(?: ?:)? ?"
     rf"|(?:\[|- |\| )?{_LEVEL}\]?(?::[\w.]{{1,60}}:| {{0,8}}[-|:])? ?"
     rf"|[\w.]{{1,80}} - (?={_LEVEL})"  # logging's name before its level
     r"|[\w.<>]{1,80}:[\w.<>]{1,80}:\d{1,6} - ?"  # loguru
@@ -176,8 +180,9 @@ def clean(text: str) -> tuple[str, int | None, tuple[str, ...]]:
 
 
 def same_prefix(prefix: str) -> re.Pattern[str]:
-    """What stands before the neighbours of a line that begins with `prefix`: the same, with other numbers."""
-    parts = re.split(r"(\d+|\s+)", prefix.rstrip()[:200])
-    return re.compile(
-        "".join(r"\d+" if part.isdigit() else r"\s+" if part.isspace() else re.escape(part) for part in parts) + r"\s?"
-    )
+    """What stands before the neighbours of a line that begins with `prefix`: the same, with other numbers. Of the
+    blanks that follow, as many as `prefix` ends with: the others are the neighbour's indentation."""
+    words = prefix.rstrip()
+    parts = re.split(r"(\d+|\s+)", words[:200])
+    kinds = (r"\d+" if part.isdigit() else r"\s*" if part.isspace() else re.escape(part) for part in parts)
+    return re.compile("".join(kinds) + rf"\s{{0,{min(len(prefix) - len(words), 20)}}}")

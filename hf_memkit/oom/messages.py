@@ -72,8 +72,15 @@ _OTHER_LIMIT: Final = re.compile(r"DUE TO (?:TIME LIMIT|PREEMPTION)|TERM_RUNLIMI
 
 _ALONE: Final = re.compile(r"(?:^|[\]%]) {0,4}Killed$")
 _SOME_RANK: Final = re.compile(r"(?:\[|\b)(?:[Rr]ank|RANK|default)[ =:]{0,2}(\d{1,5})\b")
-_TPU: Final = re.compile(r"\bTPU\b|torch_xla|libtpu|(?i:hbm)(?![a-z])")
-_ERROR_NAME: Final = re.compile(r"(?:[\w.]{1,120}:? ){0,2}$")
+_TPU: Final = re.compile(r"\bTPU\b|\btpu_|torch_xla|libtpu|(?i:hbm)(?![a-z])")
+_ERROR_NAME: Final = re.compile(r"(?:[\w.]{1,120}: )?$")
+
+# Words that are a message only if nothing else stands in their line.
+_BARE: Final = re.compile(
+    r"([^\n]{0,120}?[\s:>|\])])"
+    r"((?:\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?Killed\b[^\n]*|Killed|MemoryError)\s{0,4})$"
+)
+_NEIGHBOURS: Final = 4
 _STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]{1,300}\", line \d|\b\w{1,60}Error: ")
 
 
@@ -175,7 +182,10 @@ def _own_words(before: Iterable[LogLine], line: LogLine) -> list[str]:
     """The lines of the writer of `line`, without the prefix that the frames among them have."""
     texts = [one.text for one in before if one.same_writer(line)]
     found = (FRAME.search(text) for text in texts if "File" in text)
-    prefixes = {same_prefix(one.string[: one.start()]) for one in found if one and one.string[: one.start()].strip()}
+    before_frames = (
+        one.string[: one.start()].removesuffix("  ") for one in found if one is not None
+    )  # its indentation
+    prefixes = dict.fromkeys(same_prefix(prefix) for prefix in before_frames if prefix.strip())
     for prefix in list(prefixes)[:_PREFIXES]:
         texts = [text[one.end() :] if (one := prefix.match(text)) is not None else text for text in texts]
     return texts
@@ -191,10 +201,11 @@ def _in_line(
     following = [other for other in ahead if other.number != line.number and other.same_writer(line)]
     if any(_HARMLESS.search(other.raw) for other in (line, *following[:_IGNORED])):
         return
+    line = _without_unknown_prefix(line, before, following)
     text, done = line.text, line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
-        text += " " + following[0].text[:60]
+        text += " " + following[0].text.strip()[:60]
     found = heads(text, line.fresh)
     for position, (head, form) in enumerate(found):
         start = head.start()
@@ -205,7 +216,7 @@ def _in_line(
         if form.name == "sigkill" and any(_OTHER_LIMIT.search(other.raw) for other in (*_last(before), *ahead)):
             continue  # a scheduler ended the job, for another reason
         later = (other.start() for other, _ in found[position + 1 :])
-        again = next((other for other in later if other >= start + _OWN_WORDS), None)
+        again = next((other for other in later if other >= start + max(_OWN_WORDS, len(head[0]))), None)
         window, owners = _window(line, following, start, again)
         values, end = form.read(window) if form.read is not None else ({}, 0)
         end = max(end, len(head[0]))
@@ -213,6 +224,16 @@ def _in_line(
         rank = line.rank if line.rank is not None else _rank_in(text[:start])
         yield _message(form, values, window[:end]), rank, [other for begin, other in owners if begin < end]
         done = start + end
+
+
+def _without_unknown_prefix(line: LogLine, before: deque[LogLine], following: list[LogLine]) -> LogLine:
+    """The line from a word on that must stand alone, if its neighbours begin as what precedes it does."""
+    found = _BARE.match(line.text) if line.cut is None and not line.fresh else None
+    if found is None:
+        return line
+    near = [*islice(before, max(0, len(before) - _NEIGHBOURS), None), *following[:_NEIGHBOURS]]
+    alike = sum(same_prefix(found[1]).match(other.text) is not None for other in near)
+    return LogLine(line.number, found[2]) if not found[1].strip() or alike >= min(2, len(near)) > 0 else line
 
 
 def _last(before: deque[LogLine]) -> Iterator[LogLine]:
@@ -253,7 +274,7 @@ def _window(
     for other in following if end == len(line.text) else ():
         words = other.text.strip()[: _REACH - len(text)]
         if shape is not None and (same := shape.match(words)) is not None:
-            words = words[same.end() :]
+            words = words[same.end() :].strip()
         if not words or _STOP.search(words):
             break
         if might_be(words) and (found := heads(words)):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hf_memkit.oom.figures import (
     Reader,
+    cuda_figures,
     device_figures,
     host_figures,
     killed,
@@ -65,7 +66,10 @@ _MPS: Final = {"device_type": "mps"}
 def _ended(signal: int) -> str:
     """A program that a signal ended, in the words of shells, launchers, containers and Python: `exit code: 137`,
     `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
-    words = r"(?i:\b(?:exit(?:ed|s)?|exit[_ -]?(?:code|status)|return(?:ed|s)?|terminated|with code|code)\b)"
+    words = (
+        r"(?i:\b(?:exit(?:ed|s)?|exit[_ -]?(?:code|status)|return(?:ed|s)?|terminated"
+        r"|(?:(?:exited |terminated )?with )?code)\b)"
+    )
     return rf"{words}[\s=:(<\"']{{0,12}}(?:-{signal}|{128 + signal})\b(?![.%/]?\d|[%/:])"
 
 
@@ -80,8 +84,9 @@ FORMS: Final[tuple[Form, ...]] = (
         r"Invalid buffer size: (?=\d)|total bytes of NDArray > 2\*\*32|greater than the maximum allowed buffer size",
         ("Invalid buffer", "of NDArray >", "allowed buffer size"), 1, request, _MPS,
     ),
-    Form("metal", "Metal", "device", r"Insufficient Memory \(\w{1,10}:kIOGPU|kIOGPUCommandBufferCallbackErrorOutOfMemory",
-         ("kIOGPU",), 1, None, _MPS),
+    Form("metal", "Metal", "device",
+         r"(?:Insufficient Memory \(\w{1,10}:)?kIOGPUCommandBufferCallbackErrorOutOfMemory", ("kIOGPU",), 1, None,
+         _MPS),
     # torch: c10/cuda/CUDACachingAllocator.cpp, c10/core/alloc_cpu.cpp; NumPy refuses such sizes with another error
     Form(
         "no-size", "PyTorch", "device",
@@ -97,19 +102,20 @@ FORMS: Final[tuple[Form, ...]] = (
         ("ried to allocate", "exceed allowed memory"), 0, device_figures,
     ),
     # torch: c10/cuda/CUDACachingAllocator.cpp asks NVML for the sizes that the error would print
-    Form("torch-nvml", "PyTorch", "device", r"NVML_SUCCESS == [^\n]{0,80}?INTERNAL ASSERT FAILED", ("NVML_SUCCESS",), 1,
-         None, _CUDA),
+    Form("torch-nvml", "PyTorch", "device", r"NVML_SUCCESS == [^\n]{0,80}?INTERNAL ASSERT FAILED",
+         ("NVML_SUCCESS",), 1, None, _CUDA),
     Form("torch-device-bare", "PyTorch", "device",
-         r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|MTIA|HPU|GCU|SDAA) out of memory\b|: Allocation on device(?: \d{1,4})?\s{0,4}$",
+         r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|MTIA|HPU|GCU|SDAA) out of memory\b"
+         r"|: Allocation on device(?: \d{1,4})?\s{0,4}$",
          ("out of memory", "Allocation on device"), 2),
     # tensorflow: core/framework/op_kernel.cc, core/common_runtime/bfc_allocator.cc,
     # stream_executor/cuda/cuda_driver.cc (github.com/tensorflow/tensorflow/issues/43546, /52123)
     Form(
         "tensorflow", "TensorFlow", "device",
         r"OOM when allocating tensor"
-        r"|failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
+        r"|failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: (?:CUDA_ERROR_OUT|HIP_ERROR_Out|hipErrorOut)"
         r"|Allocator \(\w{1,20}_bfc\) ran out of memory trying to allocate(?= ?\d)(?![^\n]{0,200}not a failure)",
-        ("OOM when alloc", "from device: CUDA_ERR", "_bfc) ran out"), 1, request, _CUDA,
+        ("OOM when alloc", "from device: CUDA_ERR", "from device: hip", "_bfc) ran out"), 1, request, _CUDA,
     ),
     # vllm 0.2 to 0.11: worker/worker.py, v1/core/kv_cache_utils.py, v1/worker/utils.py
     # (github.com/vllm-project/vllm/issues/10439, /2418, /27508)
@@ -124,8 +130,8 @@ FORMS: Final[tuple[Form, ...]] = (
         ("Free memory on dev",), 1, vllm_figures,
     ),
     # vllm: csrc/cumem_allocator.cpp: memory that a sleeping engine gave back is not free when it wakes
-    Form("vllm-wake", "vLLM", "device", r"CUDA Error: out of memory at [^\n]{0,200}cumem_allocator|cuMemCreate[^\n]{0,80}"
-         r"out of memory", ("cumem",), 1, None, _CUDA),
+    Form("vllm-wake", "vLLM", "device", r"CUDA Error: out of memory at [^\n]{0,200}cumem_allocator", ("cumem",), 1,
+         None, _CUDA),
     # transformers and accelerate: a device_map moved what the free GPU memory did not hold to RAM or disk
     Form(
         "dispatched", "transformers", "device",
@@ -135,7 +141,8 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     # NCCL: src/include/alloc.h and checks.h
     Form(
-        "nccl", "NCCL", "device", r"Cuda failure (?:\d{1,4} )?'out of memory'|Failed to CUDA [cm]alloc (?:async )?(?=\d)",
+        "nccl", "NCCL", "device",
+        r"Cuda failure (?:\d{1,4} )?'out of memory'|Failed to CUDA [cm]alloc (?:async )?(?=\d)",
         ("Cuda failure", "CUDA calloc", "CUDA malloc"), 1,
         numbers(r"[cm]alloc (?:async )?(\d{1,18}) bytes", "requested_bytes"), _CUDA,
     ),
@@ -161,9 +168,9 @@ FORMS: Final[tuple[Form, ...]] = (
         "cuda-raw", "CUDA", "device",
         r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b[^\n]{0,160}?"
         r"\bout of memory\b)(?!\. (?:\w{1,40} )?[Tt]ried)"
-        r"|\bcudaErrorMemoryAllocation\b|\bhipErrorOutOfMemory\b|CUDA_OUT_OF_MEMORY\b"
+        r"|(?<!Search for .)\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory)\b|CUDA_OUT_OF_MEMORY\b"
         r"|Out of memory allocating [\d,]{1,20} bytes \(allocated so far",
-        ("out of memory", "ErrorMemoryAlloc", "hipErrorOut", "CUDA_OUT_OF"), 1,
+        ("out of memory", "ErrorMemoryAlloc", "hipErrorOut", "CUDA_OUT_OF"), 1, cuda_figures,
     ),
     # Unified Runtime, its predecessor, OpenCL, Intel Extension for PyTorch
     Form(
@@ -174,7 +181,9 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     # Ascend CANN: error codes of aclrtMalloc and of the driver
     Form("cann", "CANN", "device", r"EL0004: [^\n]{0,80}?[Ff]ailed to allocate memory|\[driver error:out of memory\]"
-         r"|(?:result|code)\S{0,4} {0,2}(?:is|=)? {0,2}207001\b", ("EL0004", "driver error:out", "207001"), 1, None,
+         r"|Call rtMalloc fail|(?:result|code)\S{0,4} {0,2}(?:is|=)? {0,2}207001\b",
+         ("EL0004", "driver error:out", "207001", "rtMalloc fail"), 1,
+         numbers(r"\bsize:(\d{1,18})", "requested_bytes"),
          {"device_type": "npu"}),
     # accelerate 1.15: utils/memory.py, should_reduce_batch_size
     Form(
@@ -240,9 +249,12 @@ FORMS: Final[tuple[Form, ...]] = (
     # Windows: the commit limit, RAM and paging file together
     Form(
         "windows-commit", "Windows", "host",
-        r"\[WinError (?:1455|8|1450)\]|paging file is too small|os error 1455\b|Not enough memory resources are available"
+        r"\[WinError (?:1455|8|1450)\]|os error 1455\b"
+        r"|(?:paging file is too small|页面文件太小|Auslagerungsdatei ist zu klein)(?:[^\n]{0,60}os error 1455)?"
+        r"|Not enough memory resources are available"
         r"|\b(?:exit|exited|returned)\b[^\n]{0,40}(?:3221225495|-1073741801|0xC0000017)",
-        ("WinError", "paging file", "os error 1455", "memory resources", "3221225495", "1073741801", "0xC0000017"), 1,
+        ("WinError", "paging file", "页面文件太小", "Auslagerungsdatei", "os error 1455", "memory resources",
+         "3221225495", "1073741801", "0xC0000017"), 1,
     ),
     # torch: c10/core/MapAllocator.cpp
     Form("mmap", "PyTorch (CPU)", "host", r"unable to mmap \d{1,18} bytes from file", ("unable to mmap",), 1,
@@ -274,7 +286,7 @@ FORMS: Final[tuple[Form, ...]] = (
     # Ray: _private/memory_monitor.py, raylet/node_manager.cc
     Form(
         "ray", "Ray", "host",
-        r"\(?[Tt]asks?(?: / actors)?\)? (?:was |were )?killed due to (?:memory pressure|the node running low on memory)",
+        r"\(?[Tt]asks?(?: / actors)?\)? (?:was |were )?killed due to (?:memory pressure|the node running low on mem)",
         ("memory pressure (OOM)", "running low on memory"), 1, host_figures, ends=True,
     ),
     # Linux: mm/oom_kill.c. Before 4.x and behind "invoked oom-killer" the words "Out of memory:" are missing.
@@ -292,13 +304,14 @@ FORMS: Final[tuple[Form, ...]] = (
         r"|Failed with result 'oom-kill'|killed by the OOM killer|memorystatus: killing\w{0,40}(?: process)?(?: pid)?"
         r"|low swap: killing"
         r"|\binvoked oom-killer\b",
-        ("invoked oom-killer", "due to memory", "to process", "oom-kill", "OOM killer", "memorystatus:", "low swap:"), 1,
+        ("due to memory", "to process", "oom-kill", "OOM killer", "memorystatus:", "low swap:"), 1,
         numbers(r"(?:process|pid) (\d{1,10})\b", "pid"), {"in_cgroup": False}, ends=True,
     ),
     # Slurm, PBS, LSF, Grid Engine, HTCondor, YARN: the limit of a job
     Form(
         "slurm", "Slurm", "host",
-        r"oom[_-]kill event(?:\(s\)|s)? in (?i:step)|[Ee]xceeded (?:job |step |virtual )?memory limit(?! of)"
+        r"oom[_-]kill event(?:\(s\)|s)? in (?i:step)(?:[^\n]{0,120}out-of-memory handler)?"
+        r"|[Ee]xceeded (?:job |step |virtual )?memory limit(?! of)"
         r"|\btasks? [\d,-]{1,40}: Out Of Memory\b|hit memory limit at least once|cgroup out-of-memory handler"
         r"|\bOUT_OF_MEMORY\b(?! *=)|\bOUT_OF_ME\+",
         ("kill event", "memory limit", ": Out Of Memory", "out-of-memory handler", "OUT_OF_ME"), 1, host_figures,
@@ -315,8 +328,9 @@ FORMS: Final[tuple[Form, ...]] = (
     # Kubernetes, Docker, cloud services
     Form(
         "kubernetes", "Kubernetes", "host",
-        r"\bOOM-?[Kk]illed\b|low on resource: memory|ran out-of-memory and exited"
-        r"|use an instance type with more memory", ("OOMKilled", "OOM-Killed", "resource: memory", "ran out-of-memory",
+        r"\bOOM-?[Kk]illed\b|System OOM encountered|low on resource: memory|ran out-of-memory and exited"
+        r"|use an instance type with more memory",
+        ("OOMKilled", "OOM-Killed", "System OOM", "resource: memory", "ran out-of-memory",
                                                     "with more memory"), 1, None, {"in_cgroup": True}, ends=True,
     ),
     # Colab, Kaggle, Jupyter
@@ -328,12 +342,12 @@ FORMS: Final[tuple[Form, ...]] = (
         {"in_cgroup": True}, ends=True,
     ),
     # Dask: distributed/worker_memory.py
-    Form("dask", "Dask", "host", r"(?:\(pid=\d{1,10}\) )?exceeded \d{1,3}% memory budget|KilledWorker\b", ("memory budget", "KilledWorker"), 2,
-         numbers(r"pid=(\d{1,10})", "pid"), ends=True),
+    Form("dask", "Dask", "host", r"(?:\(pid=\d{1,10}\) )?exceeded \d{1,3}% memory budget|KilledWorker\b",
+         ("memory budget", "KilledWorker"), 2, numbers(r"pid=(\d{1,10})", "pid"), ends=True),
     # A write beyond what /dev/shm holds: shells, torchrun, DeepSpeed's launcher, Python's faulthandler
     Form(
         "sigbus", "the system", "shared memory",
-        rf"{_ended(7)}|\bSIGBUS\b|\bSignal 7\b|Fatal Python error: Bus error"
+        rf"{_ended(7)}|\bSIGBUS\b|\b[Ss]ignal 7\b|Fatal Python error: Bus error"
         r"|(?:^|[:\]]|\b\d{1,10}) {0,4}[Bb]us error(?= {0,30}\(core dumped\)| {2,}|: 7\b| {0,4}$)",
         ("135", " -7", "=-7", "SIGBUS", "Signal 7", "us error"), 3, killed, ends=True,
     ),
@@ -341,29 +355,32 @@ FORMS: Final[tuple[Form, ...]] = (
         "sigkill", "the system", "host",
         rf"{_ended(9)}|(?<!via )(?<!via Signals\.)\bSIGKILL\b|\b[Ss]ignal 9\b|KILLED BY SIGNAL: 9|status=9/KILL"
         r"|\bEXIT CODE: 9\b|\bkilled by signal 9\b|\bError 137\b|non-zero status of 9\b"
-        r"|(?:^ {0,4}|^[^\n:]{1,80}: \d{1,6}: |[:：] {0,8}\d{1,10} {1,4})(?:Killed|已杀死|已殺死|Getötet|強制終了|Убито)"
-        r"(?=\s|$)|(?<=[\]%]) {0,4}Killed(?=\s|$)|\bKilled: 9\b|\btasks? [\d,-]{1,40}: Killed\b|\bzsh: killed\b"
+        r"|(?:^ {0,4}|^[^\n:]{1,80}: \d{1,6}: |[:：] {0,8}\d{1,10} {1,4})"  # a shell: alone, sh -c, a script's line
+        r"(?:Killed|已杀死|已殺死|Getötet|強制終了|Убито)(?=\s|$)|(?<=[\]%]) {0,4}Killed(?=\s|$)"
+        r"|\bKilled: 9\b|\btasks? [\d,-]{1,40}: Killed\b|\bzsh: killed\b"
         r"|^ {0,4}\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?[Kk]illed\s",
         ("137", " -9", "=-9", "SIGKILL", "ignal 9", "SIGNAL: 9", "9/KILL", "EXIT CODE: 9",
-         "Error 137", "status of 9", "Killed", "zsh: killed", "  killed", "已杀死", "已殺死", "getötet", "強制終了", "убито"), 3,
-        killed, ends=True,
+         "Error 137", "status of 9", "killed", "已杀死", "已殺死", "getötet", "強制終了", "убито"), 3, killed,
+        ends=True,
     ),
     # accelerate 1.15: utils/memory.py
     Form("accelerate-batch", "accelerate", "device", r"No executable batch size found", ("executable batch",), 3),
-    Form("xla", "XLA", "device", r"RESOURCE_EXHAUSTED|Ran out of memory in memory space",
-         ("RESOURCE_EXH", "in memory space"), 1, xla_figures),
+    Form("xla", "XLA", "device", r"RESOURCE_EXHAUSTED|Ran out of memory in memory space"
+         r"|Attempting to (?:allocate|reserve) [\d.]{1,12}[KMGT][^\n]{0,30}\. That was not possible",
+         ("RESOURCE_EXH", "in memory space", "was not possible"), 1, xla_figures),
     Form("xla-tpu", "XLA", "device", r"RESOURCE_EXHAUSTED: [^\n]{0,40}TPU|Ran out of memory in memory space hbm",
          ("RESOURCE_EXH", "in memory space"), 1, xla_figures, {"device_type": "tpu"}),
     Form("memory-error", "Python", "host",
-         r"(?:^|[\s\]|:>)]) {0,2}(?<!except )(?<!raise )(?:[\w.]{1,80}\.)?MemoryError(?=: (?!std::bad_alloc: )\S|\s{0,4}$)|^MemoryError\b(?!: std::bad_alloc: )"
+         r"(?:^|[\s\]|:>)]) {0,2}(?<!except )(?<!raise )(?:[\w.]{1,80}\.)?MemoryError(?=: (?!std::bad_alloc: )\S)"
+         r"|^MemoryError\b(?!: std::bad_alloc: )"
          r"|std::bad_alloc(?!: (?:out_of_memory: )?CUDA)|\[Errno 12\] Cannot allocate memory",
          ("MemoryError", "bad_alloc", "Errno 12"), 1),
     Form(
         "disk", "the system", "disk",
-        r"No space left on device|PytorchStreamWriter failed writing file|Disk quota exceeded|not enough space on the disk"
+        r"No space left on device|PytorchStreamWriter failed writing file|Disk quota exceeded|not enough space on the"
         r"|inline_container\.cc[^\n]{0,20} unexpected pos \d|Not enough disk space\. Needed",
-        ("No space left", "StreamWriter failed", "quota exceeded", "space on the disk", "unexpected pos", "disk space"),
-        2, general=True,
+        ("No space left", "StreamWriter failed", "quota exceeded", "space on the", "unexpected pos", "disk space"), 2,
+        general=True,
     ),
     # What the others do not know: an error's own words, with the device or without.
     Form(

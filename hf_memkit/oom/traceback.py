@@ -250,10 +250,11 @@ def _frame_in(line: str) -> re.Match[str] | None:
 _PROGRESS: Final[tuple[tuple[Phase | None, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"Loading best model from")),
     ("resume", re.compile(
-        r"Loading model from \S*checkpoint-\d|[Rr]esum(?:e|ing) (?:training )?from|Continuing training from")),
+        r"[Ll]oading (?:model|checkpoint) from \S*checkpoint-\d|Continuing training from"
+        r"|[Rr]esum(?:e|ing) (?:training )?from")),
     ("load", re.compile(
-        r"Loading (?:checkpoint shards|safetensors|pt checkpoint|weights|the model|model\b|pipeline)"
-        r"|loading weights file|Materializing param|Fetching \d+ files")),
+        r"(?i:\bloading (?:a |the )?(?:checkpoint|safetensors|pt checkpoint|weights|model\b|pipeline))"
+        r"|Materializing param|Fetching \d+ files")),
     ("data", re.compile(
         r"\b(?:Map|Filter|Flattening the indices|Saving the dataset|Loading dataset shards)\b[^\n:]{0,40}:"
         r"|[Rr]unning tokenizer|[Tt]okeniz(?:ing|ation)\b|Generating \w{1,40} (?:split|examples)|Grouping texts"
@@ -262,6 +263,9 @@ _PROGRESS: Final[tuple[tuple[Phase | None, re.Pattern[str]], ...]] = (
     ("save", re.compile(
         r"Writing model shards|Saving (?:model|checkpoint|FSDP|current|the (?:final )?model|Optimizer)"
         r"|Configuration saved in|[Mm]odel weights saved in|tokenizer config file saved|Saved? checkpoint")),
+    ("optimizer", re.compile(  # deepspeed 0.19.8: before the first step, when the states are made
+        r"Optimizer #\d{1,3} is created with|initializing optimizer states|as basic optimizer"
+        r"|Creating \S+ ZeRO stage")),
     ("evaluate", re.compile(r"Running (?:Evaluation|Prediction)|\bEvaluat(?:ing|ion)\b[^\n]{0,40}\d%")),
     (None, re.compile(r"Running training|['\"](?:eval_)?loss['\"]: |Training completed")),
 )  # fmt: skip

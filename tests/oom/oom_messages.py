@@ -384,6 +384,174 @@ EXAMPLES: tuple[Example, ...] = (
              "capacity_bytes": gib(23.6)}),
 )  # fmt: skip
 
+
+@dataclass(frozen=True)
+class Line:
+    """A line in other words: its form, which memory it is about, the fields it must give, and the phase it shows."""
+
+    text: str
+    form: str
+    memory: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    phase: str | None = None
+
+
+_KILLED, _BUS, _GPU = ("sigkill", "host"), ("sigbus", "shared memory"), ("cuda-raw", "device")
+_SHARED, _RAM = "shared memory", "host"
+_CUDA = {"device_type": "cuda"}
+
+LINES: tuple[Line, ...] = (
+    # shells
+    Line("zsh: killed     python train.py", *_KILLED),
+    Line("  0/2 [00:00<?, ?it/s]zsh: killed     python train.py", *_KILLED),
+    Line("[1]+  Killed                  python train.py", *_KILLED),
+    Line("[1]    12345 killed     python train.py", *_KILLED),
+    Line("[2]  - 12345 killed     accelerate launch train.py", *_KILLED),
+    Line("fish: Job 1, 'python train.py' terminated by signal SIGKILL (Forced quit)", *_KILLED),
+    Line("/bin/sh: line 1: 12345 Killed: 9               python train.py", *_KILLED),
+    Line("./train.sh: 第 3 行： 12345 已杀死               python train.py", *_KILLED),
+    Line("make: *** [Makefile:3: train] Killed", *_KILLED),
+    Line("make: *** [Makefile:3: train] Error 137", *_KILLED),
+    Line("Command terminated by signal 9", *_KILLED),
+    Line("Bus error (core dumped)", *_BUS),
+    Line("train.sh: line 7: 3344 Bus error               (core dumped) python train.py", *_BUS),
+    Line("zsh: bus error  python train.py", *_BUS),
+    Line("bash: fork: Cannot allocate memory", "host-other", _RAM),
+    # launchers
+    Line("['python', '-u', 'train.py'] exits with return code = -7", *_BUS),
+    Line("exitcode  : -7 (pid: 3011)", *_BUS, {"pid": 3011}),
+    Line("  traceback : Signal 7 (SIGBUS) received by PID 3011", *_BUS, {"pid": 3011}),
+    Line("subprocess.CalledProcessError: Command '['python', 'x.py']' died with <Signals.SIGKILL: 9>.", *_KILLED),
+    Line("subprocess.CalledProcessError: Command '['python', 'x.py']' returned non-zero exit status 137.", *_KILLED),
+    Line("Child process 4821 terminated with code -9", *_KILLED),
+    Line("torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL", *_KILLED),
+    Line("APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)", *_BUS),
+    Line("=   KILLED BY SIGNAL: 9 (Killed)", *_KILLED),
+    Line("mpirun noticed that process rank 1 with PID 0 on node x exited on signal 9 (Killed).", *_KILLED),
+    Line("Process finished with exit code 137 (interrupted by signal 9: SIGKILL)", *_KILLED),
+    # schedulers, clusters, containers, the system
+    Line("srun: error: node17: task 3: Out Of Memory", "slurm", _RAM, {"in_cgroup": True}),
+    Line("srun: error: gpu01: tasks 0-3: Killed", *_KILLED),
+    Line(" 123456.batch      batch            OUT_OF_ME+     0:125", "slurm", _RAM, {"in_cgroup": True}),
+    Line("slurmstepd: error: Job 1 exceeded memory limit (16777216 > 8388608), being killed", "slurm", _RAM,
+         {"in_cgroup": True, "used_bytes": gib(16), "total_bytes": gib(8)}),
+    Line("=>> PBS: job killed: mem 68157440kb exceeded limit 67108864kb", "job-limit", _RAM,
+         {"in_cgroup": True, "used_bytes": gib(65), "total_bytes": gib(64)}),
+    Line("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "job-limit", _RAM, {"in_cgroup": True}),
+    Line("Job has gone over memory limit of 4096 megabytes. Peak usage: 5000 megabytes.", "job-limit", _RAM,
+         {"in_cgroup": True}),
+    Line("(raylet) node_manager.cc:3069: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers",
+         "ray", _RAM),
+    Line("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nMemory on the node (IP: "
+         "10.0.0.1) where the task (task ID: x, pid=1, memory used=2.00GB) was running was 239.50GB / 252.00GB (0.950397), "
+         "which exceeds the memory usage threshold of 0.95.", "ray", _RAM,
+         {"used_bytes": gib(239.5), "total_bytes": gib(252)}),
+    Line("distributed.nanny.memory - WARNING - Worker tcp://127.0.0.1:1 (pid=4821) exceeded 95% memory budget. Restarting",
+         "dask", _RAM, {"pid": 4821}),
+    Line("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi.", "kubernetes", _RAM,
+         {"in_cgroup": True}),
+    Line('"exitCode": 137, "startedAt": "x"', *_KILLED),
+    Line("Exited (137) 5 minutes ago", *_KILLED),
+    Line("x.service: Main process exited, code=killed, status=9/KILL", *_KILLED),
+    Line("x.service: Failed with result 'oom-kill'.", "oom-daemon", _RAM, {"in_cgroup": False}),
+    Line("Nov 02 10:11:12 host systemd-oomd[812]: Killed /user.slice/x.scope due to memory pressure for /user.slice",
+         "oom-daemon", _RAM, {"in_cgroup": False}),
+    Line('sending SIGKILL to process 4821 uid 1000 "python3": badness 790, VmRSS 30000 MiB', "oom-daemon", _RAM,
+         {"in_cgroup": False, "pid": 4821}),
+    Line("memorystatus: killing_specific_process pid 4821 [python3.11] (per-process-limit 10) 41943040KB", "oom-daemon",
+         _RAM, {"in_cgroup": False, "pid": 4821}),
+    Line("python3 invoked oom-killer: gfp_mask=0x1100cca, order=0, oom_score_adj=0", "oom-daemon", _RAM,
+         {"in_cgroup": False}),
+    Line("Killed process 4821 (python3) total-vm:94371840kB, anon-rss:62914560kB", "linux-oom", _RAM,
+         {"in_cgroup": False, "pid": 4821, "process_name": "python3", "resident_bytes": gib(60)}),
+    Line("System OOM encountered, victim process: python, pid: 4821", "kubernetes", _RAM, {"in_cgroup": True}),
+    Line("slurmstepd-gpu20: error: Detected 1 oom-kill event(s) in StepId=9.0. Some of your processes may have been killed "
+         "by the cgroup out-of-memory handler.", "slurm", _RAM, {"in_cgroup": True}),
+    Line("#033[2m#033[33m(raylet)#033[0m node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory pressure "
+         "(OOM), 0 Workers crashed", "ray", _RAM),
+    Line("Your session crashed after using all available RAM.", "notebook", _RAM, {"in_cgroup": True}),
+    Line("Your notebook tried to allocate more memory than is available. It has restarted.", "notebook", _RAM,
+         {"in_cgroup": True}),
+    # workers
+    Line("RuntimeError: One of the subprocesses has abruptly died during map operation.To debug the error, disable "
+         "multiprocessing.", "pool-killed", _RAM, {}, "data"),
+    Line("concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly while the "
+         "future was running or pending.", "pool-killed", _RAM, {}, "data"),
+    Line("RuntimeError: DataLoader worker (pid(s) 4821, 4822) exited unexpectedly", "dataloader-killed", _RAM,
+         {"pid": 4821}, "data"),
+    # RAM
+    Line("OSError: [WinError 1455] The paging file is too small for this operation to complete.", "windows-commit", _RAM),
+    Line("OSError: The paging file is too small for this operation to complete. (os error 1455)", "windows-commit", _RAM),
+    Line("pyarrow.lib.ArrowMemoryError: realloc of size 2172846080 failed", "allocator", _RAM,
+         {"requested_bytes": 2172846080}),
+    Line("memory allocation of 1073741824 bytes failed", "allocator", _RAM, {"requested_bytes": 1073741824}),
+    Line("OSError: Memory mapping file failed: Cannot allocate memory", "host-other", _RAM),
+    # /dev/shm, disks
+    Line("x:12:34 [0] misc/shmutils.cc:67 NCCL WARN Call to posix_fallocate failed : No space left on device", "nccl-shm",
+         _SHARED),
+    Line("x:1:2 [1] NCCL WARN Error: failed to extend /dev/shm/nccl-x to 9637892 bytes, error: No space left on device (28)",
+         "nccl-shm", _SHARED, {"requested_bytes": 9637892}),
+    Line("RuntimeError: unable to write to file </torch_18692_1>: No space left on device (28)", "torch-shm", _SHARED),
+    Line("OSError: [Errno 28] No space left on device: '/dev/shm/tmpx'", "torch-shm", _SHARED),
+    Line("OSError: [Errno 28] No space left on device: 'out/checkpoint-50/model.safetensors'", "disk", "disk"),
+    Line("RuntimeError: [enforce fail at inline_container.cc:595] . PytorchStreamWriter failed writing file data/1: file "
+         "write failed", "disk", "disk"),
+    # GPUs
+    Line("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "vllm-wake", "device", _CUDA),
+    Line("RuntimeError: Cuda error: out of memory", *_GPU, _CUDA),
+    Line("RuntimeError: Triton Error [CUDA]: out of memory", *_GPU, _CUDA),
+    Line("CUDA error (/x/flash_fwd_launch_template.h:64): out of memory", *_GPU, _CUDA),
+    Line("CUDA failure 2: out of memory ; GPU=0 ; hostname=x ; file=/onnxruntime", *_GPU, _CUDA),
+    Line("RuntimeError: CUDA error: out of memory\n   Search for `hipErrorOutOfMemory' in https://rocm.docs.amd.com/x for "
+         "more information.", *_GPU, {"device_type": "rocm"}),
+    Line("torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com",
+         *_GPU, _CUDA),
+    Line("RuntimeError: CUDA error: hipErrorOutOfMemory", *_GPU, {"device_type": "rocm"}),
+    Line('RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":995, please report '
+         "a bug to PyTorch.", "torch-nvml", "device", _CUDA),
+    Line('RuntimeError: NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/x.cpp":1154',
+         "torch-nvml", "device", _CUDA),
+    Line("torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated "
+         "    : 19.00 GiB\nRequested               : 2.00 GiB\nDevice limit            : 23.53 GiB\nFree (according to "
+         "CUDA): 1.03 GiB\nPyTorch limit (set by user-supplied memory fraction)\n                        : "
+         "17179869184.00 GiB", "torch-device", "device",
+         {"device": 0, "device_type": "cuda", "allocated_bytes": gib(19), "requested_bytes": gib(2),
+          "capacity_bytes": gib(23.53), "free_bytes": gib(1.03)}),
+    Line("RuntimeError: MLU out of memory. Tried to allocate 1.00 GiB (MLU 1; 31.00 GiB total capacity; 29.00 GiB already "
+         "allocated; 100.00 MiB free; 30.00 GiB reserved in total by PyTorch)", "torch-device", "device",
+         {"device": 1, "device_type": "mlu", "requested_bytes": gib(1), "capacity_bytes": gib(31), "free_bytes": mib(100),
+          "allocated_bytes": gib(29), "reserved_bytes": gib(30), "cached_bytes": gib(1)}),
+    Line("RuntimeError: Native API failed. Native API returns: -5 (PI_ERROR_OUT_OF_RESOURCES)", "level-zero", "device",
+         {"device_type": "xpu"}),
+    Line("RuntimeError: Allocation is out of device memory on current platform.", "level-zero", "device",
+         {"device_type": "xpu"}),
+    Line("ERROR 04-09 21:56:46 [x.py:452]         Call rtMalloc fail, purpose: page caching, type = 2, size:3221291008, "
+         "device_id:0", "cann", "device", {"device_type": "npu", "requested_bytes": 3221291008}),
+    Line("[E compiler_depend.ts:280] call aclrtMalloc failed, error code is 207001", "cann", "device",
+         {"device_type": "npu"}),
+    Line("Error: (null) Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", "metal", "device",
+         {"device_type": "mps"}),
+    Line("ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the "
+         "quantized model.", "dispatched", "device", {}, "load"),
+    Line("SomeError: the GPU ran out of memory", "device-other", "device"),
+    # accelerators of XLA
+    Line("RuntimeError: Bad StatusOr access: RESOURCE_EXHAUSTED: Attempting to allocate 2.00G. That was not possible. There "
+         "are 1.25G free.; (0x0x0_HBM0)", "xla-tpu", "device",
+         {"device_type": "tpu", "requested_bytes": gib(2), "free_bytes": gib(1.25)}),
+    Line("x.cc:90]   OP_REQUIRES failed at tpu_execute_op.cc:266 : RESOURCE_EXHAUSTED: Attempting to reserve 10.50G at the "
+         "bottom of memory. That was not possible. There are 8.75G free, 0B reserved, and 8.97G reservable.", "xla-tpu",
+         "device", {"device_type": "tpu", "requested_bytes": gib(10.5), "free_bytes": gib(8.75)}),
+    Line("Ran out of memory in memory space hbm. Used 20.50G of 15.50G hbm. Exceeded hbm capacity by 5.51G.", "xla-tpu",
+         "device", {"device_type": "tpu", "requested_bytes": gib(20.5), "capacity_bytes": gib(15.5)}),
+    # sizes that are none
+    Line("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", "no-size", "device", _CUDA),
+    Line("RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: can't allocate memory: you tried to "
+         "allocate -4611686018427387904 bytes. Error code 12", "no-size", _RAM),
+    Line("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 6.94 EiB for an array with shape (1000000000, "
+         "1000000000) and data type float64", "no-size", _RAM),
+)  # fmt: skip
+"""Each is one message of its form and no other."""
+
 NOT_MESSAGES = (
     "",
     "Step 137 loss 2.137",
@@ -395,6 +563,13 @@ NOT_MESSAGES = (
     "RuntimeError: CUDA error: device-side assert triggered",
     "Setting memory limit to 90%",
     "exit code: 1",
+    "saved 137 files in 1.9 s",
+    "{'loss': 0.1, 'learning_rate': 1.3e-7, 'epoch': 9.0}",
+    "Unable to shutdown process 123 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+    "1 select_algorithm.py:2100] No valid triton configs. OutOfResources: out of resource: shared memory, Required: 131072, "
+    "Hardware limit: 101376.",
+    "CUDA out of memory. Tried to allocate 2.00 GiB.\nIgnoring this choice.",
+    "*** JOB 12 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\nsrun: error: n1: task 0: Killed",
     "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB with freed_by_count=0. The caller indicates that "
     "this is not a failure, but may mean that there could be performance gains if more memory were available.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hf_memkit.oom import OomMessage, explain_oom, find_messages, judge, parse_message
 from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.patterns import FORMS
-from tests.oom.oom_messages import EXAMPLES, NOT_MESSAGES, Example
+from tests.oom.oom_messages import EXAMPLES, LINES, NOT_MESSAGES, Example, Line
 
 NAMES = [example.name for example in EXAMPLES]
 _TEXTS = {"form", "library", "memory", "quote"}
@@ -38,9 +39,25 @@ def test_a_message_gives_its_numbers_and_its_cause(example: Example) -> None:
     assert not any(setting.reason.endswith(".") for setting in (*verdict.settings, *verdict.no_help))
 
 
-def test_the_table_has_every_form_and_every_cause() -> None:
-    assert {example.form for example in EXAMPLES} == {form.name for form in FORMS}
-    assert {example.cause for example in EXAMPLES} == set(get_args(Cause))
+@pytest.mark.parametrize("line", LINES, ids=[line.text[:60] for line in LINES])
+def test_other_words_are_the_same_message(line: Line) -> None:
+    for text in (
+        line.text,
+        f"step 1\n{line.text}\nstep 2",
+        "\n".join(f"x-1  | {one}" for one in line.text.splitlines()),
+    ):
+        (found,) = find_messages(text)
+        assert (found.message.form, found.message.memory, found.phase) == (line.form, line.memory, line.phase)
+        assert numbers(found.message) == line.fields
+        assert judge(found.message).why
+
+
+def test_the_tables_have_every_form_and_every_cause() -> None:
+    assert {example.form for example in (*EXAMPLES, *LINES)} == {form.name for form in FORMS}
+    causes = {example.cause for example in EXAMPLES} | {
+        judge(find_messages(line.text)[0].message).cause for line in LINES
+    }
+    assert causes == set(get_args(Cause))
     assert len(set(NAMES)) == len(NAMES)
 
 
@@ -56,6 +73,10 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "mpirun": lambda text: "\n".join(f"[1,3]<stderr>: {line}" for line in text.splitlines()),
     "srun": lambda text: "\n".join(f"3: {line}" for line in text.splitlines()),
     "ray": lambda text: "\n".join(f"(RayTrainWorker pid=4321, ip=10.0.0.7) {line}" for line in text.splitlines()),
+    "compose": lambda text: "\n".join(f"trainer-1  | {line}" for line in text.splitlines()),
+    "journal": lambda text: "\n".join(f"Nov 02 10:11:12 gpuhost python3[4321]: {line}" for line in text.splitlines()),
+    "docker": lambda text: "\n".join(json.dumps({"log": f"{line}\n", "stream": "x"}) for line in text.splitlines()),
+    "quoted": lambda text: "\n".join(f"> {line}" for line in text.splitlines()),
     "logger": lambda text: "\n".join(f"2026-01-31 12:00:00,123 - ERROR - {line}" for line in text.splitlines()),
     "colours": lambda text: "\n".join(f"\x1b[1;31m{line}\x1b[0m\x1b[K" for line in text.splitlines()),
     "progress bar": lambda text: f"  3%|▎         | 3/100 [00:03<01:37,  1.00s/it]\r{text}\r\n",

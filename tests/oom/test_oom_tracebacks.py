@@ -6,8 +6,9 @@ import contextlib
 import json
 import linecache
 import sys
+import textwrap
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from hf_memkit.cli import main
 from hf_memkit.compat import to_installed_arguments
-from hf_memkit.oom import Explanation, explain_oom
+from hf_memkit.oom import Explanation, explain_oom, find_messages
 from tests.oom.oom_messages import EXAMPLES
 from tests.oom.tracebacks import LAYER, OLDER, PLAIN
 
@@ -126,6 +127,146 @@ def test_older_versions_notebooks_and_boxes(name: str) -> None:
     ranked = "\n".join(f"[rank1]: {line}\n[rank0]: x" for line in f"{text}{SIZE}".splitlines())
     (found, *_) = [explain_oom(ranked).found]
     assert found is not None and (found.rank, found.trace.place) == (1, place)
+
+
+PREFIXES: dict[str, Callable[[int, str], str]] = {
+    "docker compose": lambda number, line: f"trainer-1  | {line}",
+    "kubectl": lambda number, line: f"[pod/trainer-0/pytorch] {line}",
+    "stern": lambda number, line: f"trainer-0 pytorch {line}",
+    "containerd": lambda number, line: f"2026-01-31T12:00:{number:02d}.123456789Z stderr F {line}",
+    "docker": lambda number, line: json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-01-31T12:00Z"}),
+    "Kaggle": lambda number, line: f"{1234 + number}.5s\t{45 + number}\t{line}",
+    "SageMaker": lambda number, line: f"[1,mpirank:0,algo-1]<stderr>:{line}",
+    "journal": lambda number, line: f"Nov 02 10:11:{number:02d} gpuhost python3[4321]: {line}",
+    "pdsh": lambda number, line: f"worker-0: {line}",
+    "pdsh, an address and a rank": lambda number, line: f"10.0.0.3: [rank3]: {line}",
+    "glog": lambda number, line: f"E0912 11:54:{number:02d}.366 123 x.py:21] {line}",
+    "vLLM": lambda number, line: f"(EngineCore_DP0 pid=1234) ERROR 02-07 18:18:59 [core.py:824] {line}",
+    "Ray": lambda number, line: f"\x1b[36m(RayTrainWorker pid=4321, ip=10.0.0.7)\x1b[0m {line}",
+    "Lightning": lambda number, line: f"[rank: 0] {line}",
+    "logging": lambda number, line: f"2026-01-31 12:00:{number:02d},123 - __main__ - ERROR - {line}",
+    "loguru": lambda number, line: f"2026-01-31 12:00:{number:02d}.123 | ERROR    | __main__:main:31 - {line}",
+    "a quotation": lambda number, line: f"> > {line}",
+    "line numbers": lambda number, line: f"{100 + number:5d}  {line}",
+    "nobody knows": lambda number, line: f"<job#17 @ {100 + 7 * number} ms> {line}",
+    "nobody knows either": lambda number, line: f"node=gpu-07 t={number * 1.5:.2f} :: {line}",
+}  # fmt: skip
+LOSS = (
+    "Traceback (most recent call last):\n"
+    '  File "/w/train.py", line 20, in <module>\n    trainer.train()\n'
+    '  File "/e/site-packages/transformers/trainer.py", line 3318, in training_step\n'
+    "    loss = self.compute_loss(model, inputs)\n           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+    '  File "/e/site-packages/torch/nn/functional.py", line 3494, in cross_entropy\n'
+    f"    return torch._C._nn.cross_entropy_loss(\n{SIZE}"
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_frames_are_read_behind_any_prefix_and_without_the_first_lines(prefix: str) -> None:
+    before = ["step 1", "{'loss': 2.1}", "{'loss': 2.0}"]
+    for lines in (LOSS.splitlines(), LOSS.splitlines()[3:]):
+        (found,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, *lines])))
+        assert (found.phase, found.trace.place) == ("forward", "cross entropy")
+        assert found.trace.frame == "torch/nn/functional.py, cross_entropy: return torch._C._nn.cross_entropy_loss(…)"
+        assert found.message.free_bytes is not None
+    for word, form in (("Killed", "sigkill"), ("MemoryError", "memory-error")):
+        (found,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, word, "end"])))
+        assert found.message.form == form
+    wrapped = textwrap.wrap(SIZE, 80)
+    (found,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, *wrapped])))
+    assert found.message.reserved_bytes is not None
+
+
+@pytest.mark.parametrize("prefix", ["docker compose", "kubectl", "journal", "pdsh", "vLLM", "Ray"])
+def test_processes_that_write_at_once_keep_their_own_frames(prefix: str) -> None:
+    other = LOSS.replace("cross_entropy", "log_softmax").replace("GPU 0", "GPU 3").splitlines()
+    twins = {
+        "trainer-1": "trainer-2",
+        "trainer-0": "trainer-7",
+        "4321": "4322",
+        "worker-0": "worker-1",
+        "1234": "1235",
+    }
+    lines = []
+    for number, (mine, his) in enumerate(zip(LOSS.splitlines(), other, strict=True)):
+        twin = PREFIXES[prefix](number, his)
+        for name, another in twins.items():
+            twin = twin.replace(name, another)
+        lines += [PREFIXES[prefix](number, mine), twin]
+    frames = {one.message.device: one.trace.frame for one in find_messages("\n".join(lines))}
+    assert "cross_entropy:" in str(frames[0]) and "log_softmax:" in str(frames[3])
+
+
+def test_the_links_of_a_copied_notebook_cell_are_no_part_of_its_frames() -> None:
+    path = (
+        "[/usr/local/lib/python3.10/dist-packages/transformers/{}](https://localhost:8080/#) in {}(tensor1, tensor2)"
+    )
+    log = "\n".join((
+        "OutOfMemoryError                          Traceback (most recent call last)",
+        path.format("trainer.py", "evaluation_loop"), path.format("trainer_pt_utils.py", "torch_pad_and_concatenate"),
+        "---> 91     result = tensor1.new_full(new_shape, padding_index)", SIZE,
+    ))  # fmt: skip
+    (found,) = find_messages(log)
+    assert (found.phase, found.trace.place) == ("evaluate", "predictions of an evaluation")
+
+
+def test_a_traceback_that_was_caught_long_ago_is_not_the_message_s() -> None:
+    caught = LOSS.rpartition("\n")[0] + "\nKeyError: 'x'\n" + "{'loss': 1.0}\n" * 100
+    for message in ("RuntimeError: CUDA error: out of memory", "container exited with code 137"):
+        (found,) = find_messages(caught + message)
+        assert (found.phase, found.trace.place) == (None, None)
+
+
+_PINNING = (
+    '  File "/x/torch/utils/data/_utils/pin_memory.py", line 64, in pin_memory\n    return data.pin_memory(device)\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("above", "memory"),
+    [
+        (_PINNING, "pinned"),
+        (_PINNING + "           ^^^^^^^^^^^^^^^\n", "pinned"),
+        ('  File "/x/offload.py", line 64, in buffers\n    return torch.empty(count, pin_memory=True)\n', "pinned"),
+        ('  File "/x/offload.py", line 64, in forward\n    saved = x.to("cpu", non_blocking=True)\n', "pinned"),
+        ('  File "/x/trainer.py", line 64, in training_step\n    loss.backward()\n', "device"),
+        ('        "pin_memory": true\n', "device"),
+        ("{'dataloader_pin_memory': True, 'x': 1}\n", "device"),
+        (
+            "dataloader.py:683: UserWarning: 'pin_memory' argument is set as true but no accelerator is found\n",
+            "device",
+        ),
+        (_PINNING + "KeyError: 'x'\n" + LOSS.rpartition("\n")[0] + "\n", "device"),
+    ],
+)
+def test_page_locked_ram_is_what_a_frame_asks_for_and_not_a_word_in_the_log(above: str, memory: str) -> None:
+    (found,) = find_messages(f"{above}RuntimeError: CUDA error: out of memory")
+    assert found.message.memory == memory
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("Loading checkpoint shards:  33%|███        | 1/3 [00:14<00:28, 14.31s/it]", "load"),
+        ("Loading weights: 100%|██████| 290/290 [00:14<00:00, 14.31it/s]", "load"),
+        ("Map (num_proc=8):  12%|█▏        | 1200/10000 [00:03<00:27, 325.12 examples/s]", "data"),
+        ("Running tokenizer on dataset:  45%|████▌     | 45000/100000 [00:21<00:26, 2074.88 examples/s]", "data"),
+        ("Map: 100%|██████████| 10000/10000 [00:30<00:00, 325.12 examples/s]", None),
+        ("Saving the dataset (0/2 shards):  50%|█████     | 5000/10000 [00:03<00:02]", "data"),
+        ("Saving model checkpoint to out/checkpoint-500", "save"),
+        ("Loading model from out/checkpoint-500.", "resume"),
+        ("***** Running Evaluation *****", "evaluate"),
+        ("***** Running training *****", None),
+        ("{'loss': 2.1, 'learning_rate': 1e-05}", None),
+    ],
+)
+def test_the_last_lines_before_a_kill_tell_the_phase(line: str, phase: str | None) -> None:
+    earlier = "Loading checkpoint shards: 100%|████| 3/3 [00:14<00:00, 14.31s/it]\n" if phase is None else ""
+    for kill in ("Killed", "[1]+  Killed   python train.py", "['python', 'x.py'] exits with return code = -9"):
+        (found,) = find_messages(f"{earlier}{line}\n{kill}")
+        assert found.phase == phase
+    (glued,) = find_messages(f"{earlier}{line}\rzsh: killed     python train.py")
+    assert glued.phase == phase
 
 
 def test_what_frames_show_is_not_proposed_and_what_they_do_not_show_is() -> None:
