@@ -588,3 +588,11 @@ def test_weights_that_a_device_map_moved_to_ram() -> None:
     text = "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit"
     assert keys(told(text)) == ["quantization_config", "command", "device_map"]
     assert keys(told(text, {"load_in_4bit": True}))[0] == "command"
+
+
+def test_accumulation_is_the_users_too() -> None:
+    for arguments, part in (
+        ({"micro_batch_size": 4, "grad_accum_steps": 3}, "grad_accum_steps 3 → 6"),
+        ({"micro_batch_size": 4}, "gradient_accumulation_steps by 2"),
+    ):
+        assert part in told(PLAIN + gpu(), arguments).changes[0].reason
