@@ -103,7 +103,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         values |= {"deepspeed": config.content} if config is not None else {}
     except InputError as error:
         ignored.append(f"deepspeed: {error}")
-    notes = [f"{file.path}: ignored {'; '.join(ignored[:_LISTED])}"] if ignored else []
+    notes = [f"{file.path}: ignored, or read as another tool's: {'; '.join(ignored[:_LISTED])}"] if ignored else []
     return _with_model(values), notes
 
 

@@ -118,6 +118,7 @@ class FailedJob:
             mapping(zero.get(f"offload_{what}")).get("device") for what in ("optimizer", "param")
         ]
         offloads.append(job.argument("deepspeed_offload_optimizer"))
+        offloads += ["cpu"] if "CPUAdam" in " ".join(job.optimizers) else []
         file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
         signs: tuple[tuple[Feature, object], ...] = (
             ("checkpointing", job.checkpointing or fsdp_checkpoints),

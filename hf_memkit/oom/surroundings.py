@@ -52,6 +52,11 @@ _TOOLS: Final = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|bin)[/\\]
 _STARTERS: Final = 8
 """Words in one line that may begin a command."""
 
+_LIBRARIES: Final = re.compile(
+    r"/(?:torch|transformers(?!/examples)|accelerate|deepspeed|peft|trl|bitsandbytes|datasets|vllm|unsloth\w*)/"
+)
+"""Folders of libraries that are used from a checkout."""
+
 _FIRST_WORDS: Final = ("python", "torchrun", "deepspeed", "accelerate", "pypy")
 
 _LONGEST: Final = 4_000
@@ -196,4 +201,5 @@ def script_of_frames(files: list[tuple[str, str]]) -> str | None:
     the innermost file of the user's own."""
     own = [(file, function) for file, function in files if _PY.match(file) and not _TOOLS.search(file)]
     top = next((file for file, function in own if function == "<module>"), None)
-    return top or (own[-1][0] if own else None)
+    inner = next((file for file, _ in reversed(own) if not _LIBRARIES.search(file)), None)
+    return top or inner

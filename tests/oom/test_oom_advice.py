@@ -463,6 +463,8 @@ def test_records_get_the_same_advice_for_ram() -> None:
         ("save", ["save_only_model", "command"]),
     ):  # fmt: skip
         assert keys(explain_records(run, {"phase": phase, "step": 3, "error": RAM})) == expected
+    offloaded = {**run, "engine": "DeepSpeedEngine", "optimizer_classes": ["DeepSpeedCPUAdam"]}
+    assert keys(explain_records(offloaded, {"phase": "backward", "step": 3, "error": RAM}))[0] == "deepspeed"
     full = {"phase": "backward", "step": 3, "error": gpu("1.24 GiB", allocated="10.34 GiB", cached="3.87 GiB")}
     settings = explain_records(run, full).verdict.settings  # type: ignore[union-attr]
     assert settings[0].key == "environment.PYTORCH_ALLOC_CONF", "the name that torch 2.9 and later have"
@@ -564,7 +566,7 @@ def test_a_warning_of_fsdp_is_a_save() -> None:
         "allocated; 25.62 MiB free; 46.42 GiB reserved in total by PyTorch)"
     )
     explanation = told(warned)
-    assert explanation.found is not None and explanation.found.phase == "save"
+    assert explanation.found is not None and explanation.found.phase == "save" and not explanation.next_steps
     assert explanation.changes[0].value == {"state_dict_type": "SHARDED_STATE_DICT"}
 
 
