@@ -126,7 +126,8 @@ def less_offload(failed: FailedJob) -> Change | None:
     arguments_show_none = failed.job.arguments and not failed.uses("offload")
     if arguments_show_none and not (failed.uses("DeepSpeed") and isinstance(failed.argument("deepspeed"), str)):
         return None
-    if failed.offloads_to_disk or failed.resumes:
+    no_deepspeed = failed.platform == "Windows" or failed.message.form in ("windows-commit", "notebook")
+    if failed.offloads_to_disk or failed.resumes or (no_deepspeed and not failed.uses("offload")):
         return None
     name = "zero3-infinity-optimizer"
     shown = failed.uses("offload")
