@@ -152,7 +152,10 @@ def _of_log(
     from hf_memkit.report.sanitize import text
 
     if raw.peek(1):
-        return [explain_oom(io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline=""), arguments)], None
+        start = raw.peek(64)[:64]
+        marked = start.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in start
+        encoding = "utf-16" if marked else "utf-8"  # PowerShell's `>` writes UTF-16
+        return [explain_oom(io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=""), arguments)], None
     name = "Standard input" if path is None else text(str(path))
     how = "python train.py 2>&1 | memkit explain" if path is None else "python train.py > train.log 2>&1"
     why = "a pipe or `>` alone omits standard error, where errors go"

@@ -43,7 +43,11 @@ _ROWS: Final = (
     ("RAM in total", "total_bytes"),
 )
 
-_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {"dataloader-killed", "pool-killed"}
+_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
+    "dataloader-killed",
+    "dataloader-exited",
+    "pool-killed",
+}
 
 _LISTED: Final = 5
 """Further messages that the text lists; the JSON has all of them."""

@@ -379,6 +379,17 @@ def _pool(message: OomMessage) -> Answer:
     return "host memory", why, ()
 
 
+def _worker_exited(message: OomMessage) -> Answer:
+    why = (
+        "A data loader worker ended without an error, most likely because host RAM ran out, or /dev/shm in a "
+        "container. With no workers, the job prints the worker's own error if it has one."
+    )
+    shared = Remedy(
+        "command", "docker run --shm-size 8g (or --ipc host)", True, "in a container: more room in /dev/shm"
+    )
+    return "host memory", why, (_WORKERS, shared, _CONTAINER)
+
+
 def _node(message: OomMessage) -> Answer:
     used, total = message.used_bytes, message.total_bytes
     sizes = f" {show(used)} of {show(total)} were in use." if used and total else ""
@@ -425,6 +436,7 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "torch-shm": _shared,
     "dataloader-shm": _shared,
     "dataloader-killed": _sigkill,
+    "dataloader-exited": _worker_exited,
     "linux-memcg": _kernel_kill,
     "linux-oom": _kernel_kill,
     "slurm": _kernel_kill,

@@ -128,7 +128,7 @@ def lines(log: str | TextIO) -> Iterator[LogLine]:
         text = carried + piece.rstrip("\r\n")
         fresh = max(0, len(carried) - OVERLAP // 2)
         if ended or len(piece) < MAX_LINE:
-            if not carried and text.startswith("{"):
+            if not carried and text.lstrip(" ").startswith(('{"', '"')):
                 yield from (LogLine(number, inner) for inner in _of_json(text))
             else:
                 yield LogLine(number, text, fresh, None)
@@ -144,9 +144,10 @@ _ABOUT_A_LINE: Final = re.compile(rf"(?:std(?:out|err)|(?i:{_LEVEL})|\d{{4}}-\d\
 
 
 def _of_json(text: str) -> list[str]:
-    """The lines in the texts of a JSON object (docker, structured logging, torchelastic); else the line itself."""
+    """The lines in the texts of a JSON object (docker, structured logging, torchelastic) or of a JSON text (a saved
+    notebook); else the line itself."""
     try:
-        texts = _texts(json.loads(text))
+        texts = _texts(json.loads(text.strip().removesuffix(",")))
     except (ValueError, RecursionError):
         return [text]
     return [line for one in texts for line in one.splitlines()[:10_000]] or [text]

@@ -67,8 +67,8 @@ def _ended(signal: int) -> str:
     """A program that a signal ended, in the words of shells, launchers, containers and Python: `exit code: 137`,
     `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
     words = (
-        r"(?i:\b(?:exit(?:ed|s)?|exit[_ -]?(?:code|status)|return(?:ed|s)?|terminated"
-        r"|(?:(?:exited |terminated )?with )?code)\b)"
+        r"(?i:\b(?:exit[ _-]?(?:code|status)|return(?:ed)?[ _-](?:code|value)|exited(?= \()"
+        r"|(?:exited |terminated )?with(?: exit)?(?: code| status)?(?: of)?)(?!\w))"
     )
     return rf"{words}[\s=:(<\"']{{0,12}}(?:-{signal}|{128 + signal})\b(?![.%/]?\d|[%/:])"
 
@@ -166,7 +166,7 @@ FORMS: Final[tuple[Form, ...]] = (
     # ONNX Runtime, RMM, CuPy, MXNet.
     Form(
         "cuda-raw", "CUDA", "device",
-        r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b[^\n]{0,160}?"
+        r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b[^\n;]{0,160}?"
         r"\bout of memory\b)(?!\. (?:\w{1,40} )?[Tt]ried)"
         r"|(?<!Search for .)\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory)\b|CUDA_OUT_OF_MEMORY\b"
         r"|Out of memory allocating [\d,]{1,20} bytes \(allocated so far",
@@ -271,10 +271,12 @@ FORMS: Final[tuple[Form, ...]] = (
     # torch: torch/csrc/DataLoader.cpp, utils/data/dataloader.py
     Form(
         "dataloader-killed", "PyTorch", "host",
-        r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: Killed"
-        r"|DataLoader worker \(pid\(s\) [\d, ]{1,200}\) exited unexpectedly",
-        ("signal: Killed", "exited unexpectedly"), 2, numbers(r"\(pid(?:\(s\))? (\d{1,10})", "pid"),
-        phase="data",
+        r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: Killed", ("signal: Killed",), 2,
+        numbers(r"\(pid (\d{1,10})", "pid"), phase="data",
+    ),
+    Form(
+        "dataloader-exited", "PyTorch", "host", r"DataLoader worker \(pid\(s\) [\d, ]{1,200}\) exited unexpectedly",
+        ("exited unexpectedly",), 2, numbers(r"\(pid\(s\) (\d{1,10})", "pid"), phase="data",
     ),
     # datasets: utils/py_utils.py; concurrent.futures, joblib: a worker that was killed
     Form(
@@ -353,9 +355,11 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     Form(
         "sigkill", "the system", "host",
-        rf"{_ended(9)}|(?<!via )(?<!via Signals\.)\bSIGKILL\b|\b[Ss]ignal 9\b|KILLED BY SIGNAL: 9|status=9/KILL"
-        r"|\bEXIT CODE: 9\b|\bkilled by signal 9\b|\bError 137\b|non-zero status of 9\b"
-        r"|(?:^ {0,4}|^[^\n:]{1,80}: \d{1,6}: |[:：] {0,8}\d{1,10} {1,4})"  # a shell: alone, sh -c, a script's line
+        rf"{_ended(9)}|(?<!via )(?<!via Signals\.)\bSIGKILL\b|\bSignal 9\b|(?:\(|\b(?:by|on|with) )signal 9\b"
+        r"|KILLED BY SIGNAL: 9|status=9/KILL"
+        r"|\bEXIT CODE: 9\b|\bError 137\b|non-zero status of 9\b"
+        # a shell: alone, sh -c, a script's line
+        r"|(?:^ {0,4}|^[^\n:]{1,80}: \d{1,6}: |\d ?\w{0,3}[:：] {0,8}\d{1,10} {1,4})"
         r"(?:Killed|已杀死|已殺死|Getötet|強制終了|Убито)(?=\s|$)|(?<=[\]%]) {0,4}Killed(?=\s|$)"
         r"|\bKilled: 9\b|\btasks? [\d,-]{1,40}: Killed\b|\bzsh: killed\b"
         r"|^ {0,4}\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?[Kk]illed\s",
@@ -386,7 +390,7 @@ FORMS: Final[tuple[Form, ...]] = (
     Form(
         "device-other", "a library", "device",
         r"(?i:(?:error|exception|fail(?:ed|ure))\b[^\n]{0,100}?\b(?:cuda|gpu|hip|device|vram)\b[^\n]{0,100}?"
-        r"\bout of (?:\w{1,12} )?memory\b)|(?i:\bout of (?:gpu|device|cuda|video|accelerator) memory\b)"
+        r"\bout of (?:\w{1,12} )?memory\b)|(?i:(?:\bran |^|: )out of (?:gpu|device|cuda|video) memory\b)"
         r"|(?i:\bout of memory (?:error )?on (?:gpu|device|cuda))|(?<!lang\.)\bOutOfMemoryError: ",
         ("of memory", "gpu memory", "device memory", "cuda memory", "video memory", "OutOfMemoryError: "), 2,
         request, general=True,
@@ -394,7 +398,8 @@ FORMS: Final[tuple[Form, ...]] = (
     Form(
         "host-other", "a library", "host",
         r"(?:Error|Exception|error|failed|fork|mmap)\b[^\n]{0,120}?(?:Cannot allocate memory|Not enough memory\b"
-        r"|\bos error 12\b)|(?i:\bout of (?:host|system|cpu) memory\b)|(?i:\boom[- ]killer\b)|[Jj]ava heap space",
+        r"|\bos error 12\b)|(?i:\bout of (?:host|system|cpu) memory\b)|(?i:\bby (?:the )?oom[- ]killer\b)"
+        r"|[Jj]ava heap space",
         ("Cannot allocate memory", "Not enough memory", "os error 12", "host memory", "system memory", "cpu memory",
          "oom-killer", "oom killer", "java heap"), 2, request, general=True,
     ),
@@ -404,7 +409,10 @@ FORM_OF: Final = {form.name: form for form in FORMS}
 
 _PATTERNS: Final = tuple((form, re.compile(form.head), tuple(word.lower() for word in form.words)) for form in FORMS)
 _WORDS: Final = tuple(dict.fromkeys(word for _, _, words in _PATTERNS for word in words))
-_IN_MOST: Final = ("memor", "alloc", "kill", "out of", "out_of", "no space", "oom")
+_IN_MOST: Final = (
+    "memor", "alloc", "kill", "out of", "out_of", "error", "oom", "space", "exhaus", "cudn", "cuda", "signal",
+    "unable", "limit", "buffer", "died", "unexpected", "failed", "disk", "file", "exceed", "available",
+)  # fmt: skip
 _STEMS: Final = (*_IN_MOST, *(word for word in _WORDS if not any(stem in word for stem in _IN_MOST)))
 """Of each word a part, so that most lines need few looks."""
 

@@ -477,7 +477,7 @@ LINES: tuple[Line, ...] = (
          "multiprocessing.", "pool-killed", _RAM, {}, "data"),
     Line("concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly while the "
          "future was running or pending.", "pool-killed", _RAM, {}, "data"),
-    Line("RuntimeError: DataLoader worker (pid(s) 4821, 4822) exited unexpectedly", "dataloader-killed", _RAM,
+    Line("RuntimeError: DataLoader worker (pid(s) 4821, 4822) exited unexpectedly", "dataloader-exited", _RAM,
          {"pid": 4821}, "data"),
     # RAM
     Line("OSError: [WinError 1455] The paging file is too small for this operation to complete.", "windows-commit", _RAM),
@@ -564,6 +564,13 @@ NOT_MESSAGES = (
     "Setting memory limit to 90%",
     "exit code: 1",
     "saved 137 files in 1.9 s",
+    "step 137 of 2000 returned 137 samples",
+    "exitcode  : -15 (pid: 3011)",
+    "If you run out of GPU memory, reduce the batch size",
+    "except torch.cuda.OutOfMemoryError as e:",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "tasks: 3 Killed by user",
+    "[1]+  Terminated              python train.py",
     "{'loss': 0.1, 'learning_rate': 1.3e-7, 'epoch': 9.0}",
     "Unable to shutdown process 123 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
     "1 select_algorithm.py:2100] No valid triton configs. OutOfResources: out of resource: shared memory, Required: 131072, "

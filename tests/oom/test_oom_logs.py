@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from hf_memkit.cli import main
 from hf_memkit.oom import explain_oom, find_messages
 from hf_memkit.oom.log_lines import MAX_LINE
 from tests.oom.oom_messages import EXAMPLES, THE_TEXT
@@ -97,6 +100,25 @@ def test_ranks_that_write_at_once_keep_their_own_figures() -> None:
     }
 
 
+def test_a_saved_notebook_is_read_as_its_cell_shows() -> None:
+    frames = [
+        "\x1b[0;31mOutOfMemoryError\x1b[0m                          Traceback (most recent call last)",
+        "\x1b[0;32m/x/torch/nn/functional.py\x1b[0m in \x1b[0;36mcross_entropy\x1b[0;34m(input, target)\x1b[0m\n"
+        "\x1b[0;32m-> 3059\x1b[0;31m     \x1b[0mloss = f(input)\x1b[0m\n",
+        f"\x1b[0;31mOutOfMemoryError\x1b[0m: {SIZE}",
+    ]
+    for indent in (None, 1):
+        (found,) = find_messages(json.dumps({"cells": [{"outputs": [{"traceback": frames}]}]}, indent=indent))
+        assert found.trace.place == "cross entropy" and found.message.free_bytes is not None
+
+
+def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "train.log"
+    log.write_bytes(f"step 1\r\n{SIZE}\r\n".encode("utf-16"))
+    assert main(["explain", str(log), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["found"]["message"]["device"] == 0
+
+
 def test_a_message_is_found_once_wherever_it_lies_in_a_line_without_end() -> None:
     bar = "  3%|#         | 3/100 [00:03<01:37,  1.00s/it]"
     for place in range(MAX_LINE - 3_000, MAX_LINE + 3_000, 137):
@@ -121,6 +143,12 @@ def test_a_message_is_found_once_wherever_it_lies_in_a_line_without_end() -> Non
         "[[[[",
         "Process 1 has ",
         ",000",
+        "CUDA error ",
+        "exit code ",
+        "[a] ",
+        "a: ",
+        "> ",
+        '"a',
     ],
 )
 def test_a_line_of_a_million_characters_takes_linear_time(line: str) -> None:
