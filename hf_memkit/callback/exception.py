@@ -15,7 +15,9 @@ from hf_memkit.memory.error_barrier import ErrorBarrier
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records
 from hf_memkit.memory.snapshot import write_snapshot
-from hf_memkit.oom import OomMessage, for_job, judge, suggest
+from hf_memkit.oom import OomMessage, for_job, judge
+from hf_memkit.oom.advice import changes_for_run
+from hf_memkit.oom.run_view import RunView
 from hf_memkit.record_types import ModulesRecord, RunRecord, Status
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
@@ -119,12 +121,11 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
     settings = run.get("hardware", {}).get("allocator_settings")
     samples = record.get("samples")
-    judged = (
-        judge(message, allocator_settings=settings, samples=samples, own=os.getpid()) if message is not None else None
-    )
-    verdict = for_job(judged, run, record["phase"]) if judged is not None else None
-    if verdict is not None:
+    view, verdict = RunView(run, record), None
+    if message is not None:
+        judged = judge(message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.torch)
+        verdict = for_job(judged, view)
         record["cause"] = verdict.cause
-    changes = suggest(run, record, modules=modules)
+    changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])
     record["changes"] = [change.to_json() for change in changes]
     return say_what_was_recorded(record, run, verdict, changes, path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_memkit.errors import InputError
+from hf_memkit.oom.message import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,10 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Explains an out-of-memory error and lists the changes that save most."""
-    explanations, instead = _explanations(source, _arguments(args) if args is not None else None)
+    arguments, notes = _arguments(args) if args is not None else (None, [])
+    explanations, instead = _explanations(source, arguments)
+    for note in notes:
+        print(f"memkit: {printable(note, 400)}", file=sys.stderr)
     if as_json:
         print(json.dumps([explanation.to_json() for explanation in explanations], indent=2))
     elif instead is not None:
@@ -65,22 +69,71 @@ def explain(
     return 0 if any(explanation.found is not None for explanation in explanations) else 1
 
 
-def _arguments(path: str) -> Mapping[str, Any] | None:
-    """What the user's file of arguments holds, each field of its own type, with the DeepSpeed config that it names.
-    None for a file of another tool, which is noted."""
+def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
+    """What the user's file of arguments holds, with the DeepSpeed config that it names, and a line for each part that
+    is ignored. A file of another tool stops nothing: its log is explained all the same.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    from hf_memkit.argument_values import checked, misspelt
     from hf_memkit.checks.apply import deepspeed_of
     from hf_memkit.checks.reading import read
-    from hf_memkit.own_arguments import former_lines, read_file
+    from hf_memkit.compat import current_name
+    from hf_memkit.former_arguments import former_arguments
+    from hf_memkit.own_arguments import former_lines
+    from hf_memkit.user_files import user_path
 
-    file = read(path)
-    if file.refusal:
-        print(f"memkit: note: --args {path}: {file.refusal}", file=sys.stderr)
-        return None
-    own, _ = read_file(file)
-    for line in former_lines(path, own):
-        print(f"memkit: note: {line}", file=sys.stderr)
-    config = deepspeed_of(file)
-    return own if config is None else {**own, "deepspeed": config.content}
+    try:
+        file = read(path)
+    except InputError as error:
+        if not user_path(path).is_file():
+            raise
+        return {}, [f"--args ignored: {error}"]
+    if file.refusal and not file.content:  # a shell script
+        return {}, [f"--args ignored: {file.path}: {file.refusal}"]
+    if file.kind == "recipe":
+        return {}, [f"--args ignored: {file.path}: a recipe. Give the arguments of the job"]
+    sections = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
+    if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
+        return {"deepspeed": file.content}, []
+    found, ignored = checked(file.content)
+    ignored += [f"{name}: did you mean {field}?" for name in found if (field := misspelt(str(name)))]
+    ignored += [f"{name}: appears twice, the last is used" for name in file.duplicates]
+    # What has not its field's type may be another tool's: `bf16: auto`.
+    values = {name: value for name, value in file.content.items() if current_name(str(name)) not in found} | found
+    try:
+        config = deepspeed_of(file)
+        values |= {"deepspeed": config.content} if config is not None else {}
+    except InputError as error:
+        ignored.append(f"deepspeed: {error}")
+    if not file.refusal:
+        notes = former_lines(str(file.path), file.content)
+        ignored = [line for line in ignored if line.partition(":")[0] not in former_arguments(file.content)]
+    else:
+        notes = []
+    notes += [f"{file.path}: ignored, or read as another tool's: {'; '.join(ignored[:_LISTED])}"] if ignored else []
+    return _with_model(values), notes
+
+
+_LISTED = 5
+"""Ignored arguments that the note names."""
+
+
+def _with_model(values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the sizes of a model that is in a folder here: by them a request is known as its logits."""
+    from hf_memkit.oom.other_names import job_of
+
+    name = job_of(values).argument("model_name_or_path")
+    config = Path(name) / "config.json" if isinstance(name, str) and name else None
+    try:
+        content = json.loads(config.read_text(encoding="utf-8")) if config is not None else {}
+    except (OSError, ValueError, RecursionError):
+        return values
+    text = content.get("text_config") if isinstance(content, dict) else None
+    sizes = {**content, **text} if isinstance(text, dict) else content
+    names = ("vocab_size", "num_attention_heads", "n_head")
+    return {key: sizes[key] for key in names if isinstance(sizes, dict) and key in sizes} | values
 
 
 def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tuple[list[Explanation], str | None]:

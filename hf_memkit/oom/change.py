@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -22,6 +23,14 @@ def assignment(key: str, value: object, current: object = None) -> str:
     shown = name if section == "arguments" else key
     was = f"{current} → " if current is not None else ""
     return f"{shown}: {was}{value}" if str(value) else shown
+
+
+def _heading(text: str, width: int, indent: str) -> list[str]:
+    """`text` in lines of at most `width` characters, broken between words only: it is copied."""
+    return textwrap.wrap(
+        text, max(40, width), initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False,
+        break_on_hyphens=False, fix_sentence_endings=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +60,15 @@ class Change:
         return cast(ProposedChange, asdict(self))
 
     @property
+    def assignment(self) -> str:
+        """`optim: adamw_torch → adamw_bnb_8bit`."""
+        return printable(assignment(self.key, self.value, self.current), 200)
+
+    @property
     def name_and_value(self) -> str:
-        """`optim = adamw_bnb_8bit`: a key of TrainingArguments goes by its name alone."""
+        """`optim = adamw_bnb_8bit`: a key of TrainingArguments goes by its name alone, a command by its text."""
+        if self.key == "command":
+            return printable(str(self.value), 120)
         value = "" if self.value is None else f" = {printable(str(self.value), 120)}"
         return self.key.removeprefix("arguments.") + value
 
@@ -74,7 +90,7 @@ class Change:
     def lines(self, number: int, width: int) -> list[str]:
         """The change as lines of at most `width` characters, with `number` in front."""
         saves = f"   saves {self.saves_gib:.2f} GiB" if self.saves_gib is not None else ""
-        out = [f"  {number}. {printable(assignment(self.key, self.value, self.current), 200)}{saves}"]
+        out = _heading(f"{self.assignment}{saves}", width, f"  {number}. ")
         out += paragraph(f"{self.reason}.", width, "     ")
         out += paragraph(f"Costs: {self.cost}.", width, "     ")
         if self.basis is not None:
@@ -102,4 +118,4 @@ class Remedy:
 
     def lines(self, width: int) -> list[str]:
         """The setting and the reason, as lines of at most `width` characters."""
-        return [f"  {self.assignment}", *paragraph(f"{self.reason}.", width, "    ")]
+        return [*_heading(self.assignment, width, "  "), *paragraph(f"{self.reason}.", width, "    ")]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
-from hf_memkit.oom.advice import grows_with_the_batch, job_of, without_records
+from hf_memkit.known_gpus import KNOWN_GPUS
+from hf_memkit.oom.advice import changes_for, changes_for_run, grows_with_the_batch
 from hf_memkit.oom.change import Change
+from hf_memkit.oom.failed_job import FailedJob, requested_sentence
 from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.message import OomMessage, paragraph, printable, show
 from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
+from hf_memkit.oom.other_names import job_of
 from hf_memkit.oom.patterns import FORMS
-from hf_memkit.oom.run_view import mapping
-from hf_memkit.oom.suggestions import ACTIVATION_PHASES, suggest
+from hf_memkit.oom.run_view import RunView, mapping
+from hf_memkit.oom.suggestions import ACTIVATION_PHASES
+from hf_memkit.oom.surroundings import Command, Surroundings, Watched
 from hf_memkit.oom.verdict import Verdict, for_job, judge
 from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 from hf_memkit.units import GIB
@@ -58,6 +64,7 @@ class Explanation:
         changes: what to change, with measured savings if there are records; generic otherwise.
         job: where it failed, from the records: `step`, `phase`, `rank`, `tokens`, and the prediction if there was one.
         fitted: whether the changes start from the user's arguments.
+        next_steps: commands that predict the job and find one that fits.
     """
 
     found: FoundMessage | None
@@ -66,6 +73,7 @@ class Explanation:
     changes: tuple[Change, ...] = ()
     job: Mapping[str, Any] | None = None
     fitted: bool = False
+    next_steps: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -74,6 +82,7 @@ class Explanation:
             "others": [other.to_json() for other in self.others],
             "changes": [change.to_json() for change in self.changes],
             "job": dict(self.job) if self.job is not None else None,
+            "next": list(self.next_steps),
         }
 
     def text(self, width: int = 100) -> str:
@@ -89,12 +98,15 @@ class Explanation:
             for remedy in remedies:
                 out += remedy.lines(width)
         if self.changes:
-            known = self.job is not None or self.fitted or self.found.trace.place is not None
+            seen = self.found.trace
+            known = self.job is not None or self.fitted or (seen.place or seen.phase) is not None
             out += ["", "What to change" if known else "Generic fixes"]
             for number, change in enumerate(self.changes, 1):
                 out += change.lines(number, width)
         if self._came_later():
             out += ["", *paragraph(_WORST_BATCH, width, "")]
+        if self.next_steps:
+            out += ["", "What to type next", *(f"  {printable(step, 2_000)}" for step in self.next_steps)]
         if self.job is None and self.changes:
             out += ["", *paragraph(_WITH_CALLBACK, width, "")]
             out += [] if self.fitted else paragraph(_WITH_ARGUMENTS, width, "")
@@ -113,7 +125,8 @@ class Explanation:
         seen = self.found.trace
         if seen.place is not None:
             whose = f" ({seen.library})" if seen.library is not None else ""
-            out += paragraph(f"The allocation was for: {seen.place}{whose}, in {seen.frame}.", width)
+            where = f", in {seen.frame}" if seen.frame is not None else ""
+            out += paragraph(f"The allocation was for: {seen.place}{whose}{where}.", width)
         if seen.in_use:
             out += paragraph(f"In use, by the traceback: {', '.join(sorted(seen.in_use))}.", width)
         rows = [(label, getattr(message, name)) for label, name in _ROWS]
@@ -188,20 +201,76 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
 
     >>> print(explain_oom(str(error)).text())
     """
-    found = find_messages(text)
+    seen = Surroundings()
+    log = io.StringIO(text, newline="") if isinstance(text, str) else text
+    found = find_messages(cast(TextIO, Watched(log, seen)))  # which is read by readline alone
     chosen = most_telling(found)
     if chosen is None:
         return Explanation(None)
-    job = job_of(arguments) if arguments is not None else None
-    message, seen = chosen.message, chosen.trace
-    evaluates = "eval" if chosen.phase == "evaluate" else "train"
-    samples = job.count(f"per_device_{evaluates}_batch_size") if job is not None else None
-    verdict = judge(message, samples=samples, grows=grows_with_the_batch(seen))
-    if job is not None:
-        verdict = for_job(verdict, job.run, chosen.phase)
-    changes = without_records(message, verdict.cause, seen, job)
     others = tuple(one for one in found if one is not chosen)
-    return Explanation(chosen, verdict, others, changes, fitted=job is not None)
+    if seen.rocm and chosen.message.form == "cuda-raw":
+        chosen = replace(chosen, message=replace(chosen.message, device_type="rocm"))
+    if chosen.message.form == "bitsandbytes" and "paged optimizer" in chosen.trace.in_use:
+        managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
+        chosen = replace(chosen, message=managed)
+    command = _command(seen.command, chosen)
+    if arguments is None and command is not None and command.arguments:
+        arguments = command.values()
+    known = arguments is not None
+    failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
+    tensor = failed.requested_tensor
+    failed = failed.made(tensor)
+    message, job, place = failed.message, failed.job, failed.trace.place
+    growing = place == "predictions of an evaluation"
+    grows = grows_with_the_batch(failed.trace)
+    judged = judge(
+        message, allocator_settings=seen.allocator, samples=failed.samples, grows=grows, growing=growing,
+        assertion=seen.assertion,
+    )  # fmt: skip
+    verdict = for_job(judged, job, seen.platform)
+    if tensor is not None:
+        verdict = replace(verdict, why=f"{requested_sentence(message, tensor)} {verdict.why}")
+    elif failed.large_and_unknown and message.memory == "device":
+        verdict = replace(verdict, why=f"{verdict.why} {_LARGE_REQUEST}")
+    changes = changes_for(failed, verdict.cause)
+    told = replace(chosen, trace=failed.trace)
+    return Explanation(told, verdict, others, changes, fitted=known, next_steps=_next(command, failed, verdict.cause))
+
+
+_LARGE_REQUEST: Final = (
+    "In forward and backward, a single request of this size is nearly always logits or attention scores."
+)
+
+_PREDICTABLE: Final = ("size", "fragmentation", "cap", "context and libraries", "host memory", "another process")
+_NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
+
+
+def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
+    """The job's script and its arguments, from its frames and from the last command in the log."""
+    script = chosen.trace.script
+    if script is None or (seen is not None and seen.target.rpartition("/")[2] == script.rpartition("/")[2]):
+        return seen
+    return Command(script)
+
+
+def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
+    """What to type next: memkit predicts and plans trainings on NVIDIA GPUs."""
+    message = failed.message
+    if command is None or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
+        return ()
+    bare = cause == "unknown" and message.memory == "device"
+    if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":
+        return ()
+    gpu = _box(message.capacity_bytes) if message.capacity_bytes is not None else ""
+    verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
+    return tuple(command.typed(verb, gpu) for verb in verbs)
+
+
+def _box(capacity_bytes: int) -> str:
+    """The size on the box of a GPU of this capacity: `24GB`."""
+    capacity = capacity_bytes / GIB
+    boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
+    return f"{boxes[0] if boxes else math.ceil(capacity)}GB"
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
@@ -221,9 +290,10 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
         samples=samples if isinstance(samples, int) and samples > 0 else None,
         grows=phase not in ("load", "save", "optimizer"),
         own=_pid(run),
+        torch=RunView(run, {}).torch,
     )
-    verdict = for_job(judged, run, phase)
-    changes = suggest(run, {**oom, "cause": verdict.cause}, modules=modules)
+    verdict = for_job(judged, RunView(run, oom))
+    changes = changes_for_run(run, oom, message, verdict.cause, modules, phase)
     return Explanation(FoundMessage(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
 
@@ -238,8 +308,8 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
     """
     message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
     cause: Cause = "host memory" if in_ram else "unknown"
-    changes = suggest(run, {**last, "cause": cause}) if in_ram else []
-    verdict = for_job(Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings), run)
+    changes = changes_for_run(run, last, message, cause) if in_ram else []
+    verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
     return Explanation(FoundMessage(message, 1), verdict, (), tuple(changes), _job(run, last))
 
 

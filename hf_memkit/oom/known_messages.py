@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from hf_memkit.oom.change import Remedy
+from hf_memkit.oom.device_tools import tools_of
 from hf_memkit.oom.message import OomMessage, show
 
-__all__ = ["ANSWERS", "Cause"]
+__all__ = ["AFTER_AN_ASSERTION", "ANSWERS", "Cause", "wrong_index"]
 
 Cause = Literal[
     "size",
@@ -21,33 +22,47 @@ Cause = Literal[
     "disk",
     "kernel resources",
     "corrupt size",
+    "index out of range",
     "unknown",
 ]
-"""The causes that a verdict can name."""
+"""The causes that a verdict can name. The error may name memory where an index was out of range."""
 
 
 Answer = tuple[Cause, str, tuple[Remedy, ...]]
 
-_ROOM: Final = (
-    Remedy(
-        "arguments.per_device_train_batch_size", "smaller", True,
-        "leaves GPU memory for allocations outside PyTorch",
-    ),
-    Remedy(
-        "torch.cuda.set_per_process_memory_fraction", "below 1", True,
-        "caps PyTorch, which then raises its own error, with sizes, instead of this one",
-    ),
-)  # fmt: skip
-_WORKERS: Final = Remedy(
-    "arguments.dataloader_num_workers", "fewer", True, "each worker process holds its own copy of the data it loads"
-)
-_CONTAINER: Final = Remedy(
+AFTER_AN_ASSERTION: Final = ("cublas-alloc", "cublas-handle", "cuda-raw", "cudnn-alloc", "cudnn-algorithm", "nccl")
+"""Forms that also follow a failed assertion in a kernel: every later call on the device then fails, in any words."""
+
+
+_LIMIT: Final = Remedy(
     "command", "a larger memory limit", True, "docker --memory, Slurm --mem, Kubernetes limits.memory"
 )
-_OFFLOAD: Final = Remedy(
-    "DeepSpeed offload", "to NVMe, or less of it", True,
-    "if states are offloaded: `memkit ds check FILE --ram SIZE` prints the RAM they need",
+_RAM_CHECK: Final = Remedy(
+    "command", "dmesg -T | grep -i 'killed process'", True,
+    "shows whether RAM ran out; in a container, run it on the host; on macOS, type log show --predicate 'eventMessage "
+    "contains \"jetsam\"' --last 1h",
 )  # fmt: skip
+_INDEX_CHECK: Final = Remedy(
+    "environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel if an index was out of range"
+)
+
+
+def _room(message: OomMessage) -> tuple[Remedy, ...]:
+    """What makes PyTorch leave memory to others; a smaller job does too."""
+    tools = tools_of(message.device_type)
+    if not tools.fraction:
+        return ()
+    return (
+        Remedy(
+            f"{tools.module}.set_per_process_memory_fraction", "below 1", True,
+            "caps PyTorch, which then raises its own error, with sizes, instead of this one",
+        ),
+    )  # fmt: skip
+
+
+def _processes(message: OomMessage) -> tuple[Remedy, ...]:
+    command = tools_of(message.device_type).processes
+    return (Remedy("command", command, True, "lists the processes on the GPU"),) if command else ()
 
 
 def _library(who: str) -> Callable[[OomMessage], Answer]:
@@ -57,18 +72,21 @@ def _library(who: str) -> Callable[[OomMessage], Answer]:
             f"The GPU was full when {who} allocated memory outside PyTorch's allocator.{asked} PyTorch does not "
             "release its cache for such requests, so they can fail long before PyTorch itself runs out."
         )
-        return "context and libraries", why, _ROOM
+        return "context and libraries", why, _room(message)
 
     return answer
 
 
 def _cuda(message: OomMessage) -> Answer:
     why = (
-        "The CUDA driver had no memory for a context, a stream, a kernel's stack or page-locked RAM. The text has no "
-        "sizes. At the start of a job, another process usually holds the GPU."
+        f"The {_DRIVERS.get(message.device_type or '', 'CUDA')} driver had no memory for a context, a stream, a "
+        "kernel's stack or page-locked RAM. The text has no sizes. At the start of a job, another process usually "
+        "holds the GPU."
     )
-    check = Remedy("command", "nvidia-smi", True, "lists the processes on the GPU")
-    return "context and libraries", why, (check, *_ROOM)
+    return "context and libraries", why, (*_processes(message), *_room(message))
+
+
+_DRIVERS: Final = {"rocm": "ROCm", "xpu": "Intel", "npu": "Ascend", "mlu": "Cambricon", "musa": "MUSA"}
 
 
 def _driver(message: OomMessage) -> Answer:
@@ -83,13 +101,32 @@ def _driver(message: OomMessage) -> Answer:
     return "unknown", why, (off,)
 
 
-def _cublas_handle(message: OomMessage) -> Answer:
+def _cublas(message: OomMessage) -> Answer:
+    handle = message.form == "cublas-handle"
+    what = "create its handle" if handle else "allocate memory outside PyTorch's allocator"
     why = (
-        "cuBLAS could not create its handle. Usually the GPU was full. An index out of range in an earlier kernel (a "
-        "token ID above the vocabulary, a label above the classes) gives the same error."
+        f"cuBLAS could not {what}. Usually the GPU was full: PyTorch does not release its cache for such requests. An "
+        "index out of range in an earlier kernel (a token ID above the vocabulary, a label above the classes) gives "
+        "the same error."
     )
-    check = Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel if an index was out of range")
-    return "context and libraries", why, (check, *_ROOM)
+    return "context and libraries", why, (*_room(message), _INDEX_CHECK)
+
+
+def wrong_index(assertion: str) -> Answer:
+    """The answer where a kernel in the same log met an index out of range."""
+    classes = "n_classes" in assertion or "cur_target" in assertion
+    what = "a label above the number of classes" if classes else "a token ID above the vocabulary"
+    why = (
+        f"A kernel found an index out of range: Assertion `{assertion}` failed, above in this log. GPU memory did not "
+        f"run out; every later call fails, in whatever words. Most often it is {what}."
+    )
+    fix = "num_labels" if classes else "model.resize_token_embeddings"
+    value = "at least the largest label + 1; -100 for labels to ignore" if classes else "len(tokenizer)"
+    return "index out of range", why, (
+        Remedy(fix, value, True, "or correct the data: print the largest index of a batch before the model sees it"),
+        _INDEX_CHECK,
+        Remedy("arguments.per_device_train_batch_size", "smaller", False, "memory is not the cause"),
+    )  # fmt: skip
 
 
 def _cudnn_algorithm(message: OomMessage) -> Answer:
@@ -97,7 +134,7 @@ def _cudnn_algorithm(message: OomMessage) -> Answer:
         "cuDNN found no algorithm for this convolution. Usually no workspace fits in the free GPU memory; sometimes "
         "the type, layout or size is unsupported."
     )
-    return "unknown", why, _ROOM
+    return "unknown", why, _room(message)
 
 
 def _launch(message: OomMessage) -> Answer:
@@ -129,23 +166,23 @@ def _triton(message: OomMessage) -> Answer:
 def _host_allocation(message: OomMessage) -> Answer:
     asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
     why = f"Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{asked}"
-    return "host memory", why, (
-        _WORKERS,
-        Remedy("arguments.eval_accumulation_steps", "None, or prediction_loss_only=True", True,
-                "in an evaluation: its predictions are collected in RAM"),
-        _CONTAINER,
-    )  # fmt: skip
+    return "host memory", why, ()
 
 
 def _pinned(message: OomMessage) -> Answer:
     why = (
         "CUDA could not allocate page-locked host RAM. The text names CUDA, but this is not a GPU memory error: RAM "
-        "is full, or too much of it is already locked."
+        "is full, or too much of it is already locked. WSL2 allows little of it."
     )
-    return "host memory", why, (
-        Remedy("arguments.dataloader_pin_memory", "False", True, "batches come from pageable RAM; copies are slower"),
-        Remedy("DeepSpeed pin_memory", "false", True, "offloaded states stay in pageable RAM; transfers are slower"),
-    )  # fmt: skip
+    return "host memory", why, ()
+
+
+def _managed(message: OomMessage) -> Answer:
+    why = (
+        "bitsandbytes could not allocate managed memory for the states of a paged optimizer (cudaMallocManaged). On "
+        "WSL2 and Windows this fails even if the GPU is empty; on Linux, GPU and RAM are full."
+    )
+    return "host memory", why, ()
 
 
 def _mlock(message: OomMessage) -> Answer:
@@ -175,8 +212,7 @@ def _kernel_kill(message: OomMessage) -> Answer:
     held = f", which held {show(message.resident_bytes)} of RAM" if message.resident_bytes else ""
     limit = "the RAM limit of the container or job" if message.in_cgroup else "host RAM"
     why = f"The kernel killed {who}{held}: {limit} ran out. This is not a GPU memory error, so there is no traceback."
-    settings = (_CONTAINER, _WORKERS) if message.in_cgroup else (_WORKERS,)
-    return "host memory", why, (*settings, _OFFLOAD)
+    return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
 
 
 def _sigkill(message: OomMessage) -> Answer:
@@ -185,13 +221,7 @@ def _sigkill(message: OomMessage) -> Answer:
         f"{who} was ended by SIGKILL, most likely because host RAM, not GPU memory, ran out. SIGKILL leaves no error "
         "message; a scheduler at its time limit, or a person, can send it too."
     )
-    check = Remedy(
-        "command",
-        "dmesg -T | grep -i 'killed process'",
-        True,
-        "shows whether RAM ran out; in a container, run it on the host",
-    )
-    return "host memory", why, (check, _WORKERS, _OFFLOAD)
+    return "host memory", why, (_RAM_CHECK,)
 
 
 def _shared(message: OomMessage) -> Answer:
@@ -202,9 +232,8 @@ def _shared(message: OomMessage) -> Answer:
     )
     return "shared memory", why, (
         Remedy("command", "docker run --shm-size 8g (or --ipc host)", True,
-                "Kubernetes: an emptyDir of medium Memory at /dev/shm"),
-        Remedy("arguments.dataloader_num_workers", "0", True,
-                "batches are then made in the training process, without /dev/shm"),
+                "Kubernetes: an emptyDir of medium Memory at /dev/shm; without a container: mount -o "
+                "remount,size=8g /dev/shm"),
     )  # fmt: skip
 
 
@@ -261,7 +290,7 @@ def _vllm_start(message: OomMessage) -> Answer:
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
     return "cap", why, (
         Remedy(_VLLM_SHARE, share, True, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
-        Remedy("command", "nvidia-smi", True,
+        Remedy("command", tools_of(message.device_type).processes or "nvidia-smi", True,
                 "lists the other processes on the GPU; if an earlier engine is still stopping, wait"),
     )  # fmt: skip
 
@@ -315,10 +344,8 @@ def _vllm_wake(message: OomMessage) -> Answer:
         "vLLM woke from sleep mode and could not take back its share of the GPU: training, or another process, holds "
         "too much of it."
     )
-    return "cap", why, (
-        Remedy(_VLLM_SHARE, "smaller", True, "leaves more to training (trl: vllm_gpu_memory_utilization)"),
-        Remedy("arguments.per_device_train_batch_size", "smaller", True, "training then leaves more to vLLM"),
-    )  # fmt: skip
+    share = Remedy(_VLLM_SHARE, "smaller", True, "leaves more to training (trl: vllm_gpu_memory_utilization)")
+    return "cap", why, (share,)
 
 
 def _dispatched(message: OomMessage) -> Answer:
@@ -326,11 +353,7 @@ def _dispatched(message: OomMessage) -> Answer:
         "The weights do not fit the free GPU memory, so that part of the model was placed in RAM or on disk, which "
         "cannot be trained this way."
     )
-    return "size", why, (
-        Remedy("command", "nvidia-smi", True, "shows whether another model or process still holds the GPU"),
-        Remedy("device_map", '{"": 0}', True, "places all weights on one GPU; it fails with sizes if they do not fit"),
-        Remedy("model.quantization", "4-bit", True, "QLoRA: a quarter of the weights of 16 bits"),
-    )  # fmt: skip
+    return "size", why, ()
 
 
 def _tpu(message: OomMessage) -> Answer:
@@ -338,11 +361,7 @@ def _tpu(message: OomMessage) -> Answer:
         "The accelerator's memory (HBM) ran out in a program of XLA (PyTorch/XLA or JAX). XLA plans the whole step at "
         "once, so that settings of an allocator do not help."
     )
-    return "size", why, (
-        Remedy("arguments.per_device_train_batch_size", "smaller", True, "activations shrink with it"),
-        Remedy("arguments.gradient_checkpointing", "True", True, "keeps fewer activations"),
-        Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),
-    )  # fmt: skip
+    return "size", why, (Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),)
 
 
 def _windows_commit(message: OomMessage) -> Answer:
@@ -352,17 +371,12 @@ def _windows_commit(message: OomMessage) -> Answer:
     )
     return "host memory", why, (
         Remedy("command", "a larger paging file", True, "System > Advanced > Performance > Virtual memory"),
-        _WORKERS,
     )  # fmt: skip
 
 
 def _pool(message: OomMessage) -> Answer:
     why = "A worker process that prepares data ended without an error, most likely because host RAM ran out."
-    return "host memory", why, (
-        Remedy("preprocessing_num_workers, dataset_num_proc", "fewer", True, "each process holds data of its own"),
-        Remedy("datasets writer_batch_size", "smaller", True, "fewer rows are kept in RAM before they are written"),
-        _CONTAINER,
-    )  # fmt: skip
+    return "host memory", why, ()
 
 
 def _worker_exited(message: OomMessage) -> Answer:
@@ -380,16 +394,19 @@ def _node(message: OomMessage) -> Answer:
     used, total = message.used_bytes, message.total_bytes
     sizes = f" {show(used)} of {show(total)} were in use." if used and total else ""
     why = f"{message.library} ended the process because host RAM ran out.{sizes} This is not a GPU memory error."
-    return "host memory", why, (_CONTAINER, _WORKERS, _OFFLOAD)
+    return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
+
+
+def _notebook(message: OomMessage) -> Answer:
+    why = "The notebook's machine ran out of RAM and ended the session. This is not a GPU memory error."
+    more = Remedy("command", "a runtime with more RAM", True, "Colab: Runtime > Change runtime type > High-RAM")
+    return "host memory", why, (more,)
 
 
 def _disk(message: OomMessage) -> Answer:
     why = "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem."
-    return "disk", why, (
-        Remedy("arguments.save_total_limit", "1", True, "deletes older checkpoints"),
-        Remedy("arguments.save_only_model", "True", True, "leaves out optimizer states; the run cannot be resumed"),
-        Remedy("command", "df -h", True, "shows which disk is full: the output folder's, HF_HOME's or /tmp"),
-    )  # fmt: skip
+    check = Remedy("command", "df -h", True, "shows which disk is full: the output folder's, HF_HOME's or /tmp")
+    return "disk", why, (check,)
 
 
 ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
@@ -399,9 +416,10 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "level-zero": _library("Intel's runtime"),
     "hpu": _library("Habana's runtime"),
     "bitsandbytes": _library("bitsandbytes"),
+    "bitsandbytes-managed": _managed,
     "bitsandbytes-launch": _launch,
-    "cublas-alloc": _library("cuBLAS"),
-    "cublas-handle": _cublas_handle,
+    "cublas-alloc": _cublas,
+    "cublas-handle": _cublas,
     "cudnn-alloc": _library("cuDNN"),
     "cudnn-algorithm": _cudnn_algorithm,
     "nccl": _library("NCCL"),
@@ -446,7 +464,7 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "dask": _node,
     "oom-daemon": _kernel_kill,
     "job-limit": _node,
-    "notebook": _sigkill,
+    "notebook": _notebook,
     "disk": _disk,
 }
 """By form. The other forms have sizes, from which `verdict` computes the cause."""

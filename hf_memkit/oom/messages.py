@@ -17,7 +17,7 @@ from typing import Any, Final, TextIO
 from hf_memkit.oom.log_lines import LogLine, lines, same_prefix
 from hf_memkit.oom.message import OomMessage, printable
 from hf_memkit.oom.patterns import FORM_OF, FORMS, Form, heads, might_be
-from hf_memkit.oom.traceback import BEGINS, FRAME, Traced, phase_of_progress, pins, trace
+from hf_memkit.oom.traceback import BEGINS, FRAME, WARNED, Traced, phase_of_progress, pins, trace
 from hf_memkit.terms import Phase
 
 __all__ = ["FoundMessage", "find_messages", "most_telling", "parse_message"]
@@ -160,7 +160,9 @@ def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Call
 def _trace_there(before: deque[LogLine], line: LogLine, form: Form) -> Traced:
     """What the traceback tells that the writer of `line` wrote before it; without one, what the job was doing."""
     traced = Traced()
-    if not form.ends and _may_hold_frames(before, line):
+    if (warned := WARNED.search(line.text[:_KEPT_OF_A_LINE])) is not None:
+        traced = trace([BEGINS, f'File "{warned[1]}", line 0, in {warned[2]}', ""])
+    elif not form.ends and _may_hold_frames(before, line):
         traced = trace(_own_words([*before, line.beginning(_KEPT_OF_A_LINE)], line))
     if traced == Traced():
         raws = [one.raw for one in islice(before, max(0, len(before) - _PROGRESS), None)]

@@ -151,6 +151,9 @@ FORMS: Final[tuple[Form, ...]] = (
         "cuda-driver", "CUDA driver", "device", r"CUDA driver error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
         ("CUDA driver error", "CUDA_ERROR_OUT"), 1, None, _CUDA,
     ),
+    # bitsandbytes: csrc/pythonInterface.cpp, cget_managed_ptr: the states of a paged optimizer
+    Form("bitsandbytes-managed", "bitsandbytes", "host",
+         r"\bout of memory at line \d{1,6} in file \S{0,300}pythonInterface\.c", ("at line",), 1),
     Form(
         "bitsandbytes", "bitsandbytes", "device", r"\bout of memory at line \d{1,6} in file", ("at line",), 1, None,
         _CUDA,

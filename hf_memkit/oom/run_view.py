@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hf_memkit.known_gpus import KNOWN_GPUS
@@ -29,11 +29,14 @@ _OLD_SERIES: Final = re.compile(
 class RunView:
     """What the rules of `hf_memkit.oom.suggestions` read. All sizes in GiB.
 
-    `moment` is an `OomRecord` or a `StepRecord`."""
+    `moment` is an `OomRecord` or a `StepRecord`. `names`: what the user's file calls an argument, where that is not
+    the name of TrainingArguments.
+    """
 
     run: RunRecord
     moment: Mapping[str, Any]
     modules: ModulesRecord | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -191,7 +194,15 @@ class RunView:
     @property
     def transformers(self) -> tuple[int, ...]:
         """`(5, 23)`; empty where the run does not say."""
-        text = str(mapping(self.run.get("versions")).get("transformers", ""))
+        return self._version("transformers")
+
+    @property
+    def torch(self) -> tuple[int, ...]:
+        """`(2, 13)`; empty where the run does not say."""
+        return self._version("torch")
+
+    def _version(self, package: str) -> tuple[int, ...]:
+        text = str(mapping(self.run.get("versions")).get(package, ""))
         return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
     def states_gib_per(self, bytes_a_parameter: float) -> float | None:

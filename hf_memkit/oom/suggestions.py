@@ -13,6 +13,7 @@ from typing import Any, Final
 from hf_memkit.compat import name_in_version
 from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom.change import Change
+from hf_memkit.oom.device_tools import allocator_variable
 from hf_memkit.oom.run_view import RunView
 from hf_memkit.optimizers import OPTIMIZERS, find_optimizer, paged_form
 from hf_memkit.record_types import ModulesRecord, RunRecord
@@ -92,11 +93,11 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
         return None
     parts = [samples // factor for factor in range(2, samples + 1) if samples % factor == 0]
     smaller = next((part for part in parts if most is None or part <= most), parts[-1])
-    steps = job.count("gradient_accumulation_steps") or 1
-    more_steps = steps * (samples // smaller)
+    steps, factor = job.count("gradient_accumulation_steps"), samples // smaller
+    name = job.names.get("gradient_accumulation_steps", "gradient_accumulation_steps")
+    more = f"set {name} {steps} → {steps * factor} too" if steps else f"multiply {name} by {factor}"
     return Change(
-        "arguments.per_device_train_batch_size", smaller,
-        f"set gradient_accumulation_steps {steps} → {more_steps} too, so that a step sees the same samples",
+        "arguments.per_device_train_batch_size", smaller, f"{more}, so that a step sees the same samples",
         _BATCH_COST,
         current=samples,
     )  # fmt: skip
@@ -201,7 +202,7 @@ def allocator(job: RunView) -> Proposals:
             )  # fmt: skip
         return
     yield _FIRST, Change(
-        "environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", reason,
+        f"environment.{allocator_variable('cuda', job.torch)}", "expandable_segments:True", reason,
         "nothing on Linux, but processes cannot share GPU tensors",
     )  # fmt: skip
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from hf_memkit.oom.surroundings import script_of_frames
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "FRAME", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
+__all__ = ["BEGINS", "FRAME", "WARNED", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
 
 BEGINS: Final = "Traceback (most recent call last)"
 
@@ -34,11 +35,11 @@ Place = Literal[
 """What was being made."""
 
 Feature = Literal[
-    "adapters", "checkpointing", "chunked loss", "DeepSpeed", "flash attention", "FSDP", "fused optimizer",
-    "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics", "SDPA", "trl", "vLLM",
-    "ZeRO-3",
+    "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
+    "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics",
+    "quantized weights", "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
 ]  # fmt: skip
-"""What frames can show in use."""
+"""What frames, or arguments, can show in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Traced:
         frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
         model_type: the model type of the failing code, as transformers' folders name it.
         in_use: techniques that the frames show.
+        script: the user's script.
     """
 
     phase: Phase | None = None
@@ -60,6 +62,7 @@ class Traced:
     frame: str | None = None
     model_type: str | None = None
     in_use: frozenset[Feature] = frozenset()
+    script: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,13 +78,24 @@ class Traced:
 # torch/autograd; accelerate 1.15: accelerator.py). In this order: an evaluation and a save run inside training, and
 # DeepSpeed steps its optimizer inside backward.
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
+    ("best_model", re.compile(r"\b_load_best_model\b")),
+    ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
     ("evaluate", re.compile(r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate)\b")),
     ("save", re.compile(
-        r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b")),
-    ("optimizer", re.compile(r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/")),
+        r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b"
+        r"|/fsdp/_state_dict_utils\.py")),
+    ("optimizer", re.compile(
+        r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/|\bclip_grad_norm_\b"
+        r"|/grad_scaler\.py")),
     ("backward", re.compile(r"\.backward\(|_engine_run_backward|\bin backward\b")),
     ("forward", re.compile(r"\b(?:compute_loss|training_step)\b|\bin forward\b")),
-    ("load", re.compile(r"\bfrom_pretrained\b|\b_move_model_to_device\b")),
+    # Weights on their way to a device, cast, copied, wrapped by DDP or FSDP: activations do not exist yet.
+    ("load", re.compile(
+        r"\b(?:from_pretrained|_move_model_to_device|prepare_model|set_module_tensor_to_device|dispatch_model"
+        r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|_load_state_dict_into"
+        r"|load_state_dict)\b"
+        r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/nn/parallel/distributed\.py\b[^\n]{0,60}\b__init__\b"
+        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py")),
 )  # fmt: skip
 
 # Each is looked for in "FILE, FUNCTION: SOURCE" of one frame; of two that match, the first.
@@ -89,6 +103,7 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
     ("merged adapters", "PEFT", r"/peft/tuners/\S+, (?:merge|get_delta_weight|_unload_and_optionally_merge)\b"),
     ("gathered weights", "DeepSpeed", r", \w*(?:consolidated_16bit_state_dict|save_16bit_model)\b"),
     ("gathered weights", "FSDP", r"torch/distributed/(?:fsdp|checkpoint)/\S+, \w*(?:state_dict|_unshard_params\w*)"
+                                 r"|/fsdp/_state_dict_utils\.py"
                                  r"|/fsdp_utils\.py, (?:save_fsdp|fsdp2_\w*state_dict)"),
     ("predictions of an evaluation", None, r"/trainer_pt_utils\.py, (?:nested_|torch_pad|distributed_concat|add\b)"
                                            r"|, (?:evaluation|prediction)_loop: .*(?:gather|pad_across|nested_)"),
@@ -126,6 +141,7 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     # trl 1.16: trainer/utils.py, add_fused_lm_head
     ("chunked loss", r"hf_memkit/components/chunked_loss|cut_cross_entropy|, _fused_(?:forward|logprob\w*):"),
     ("DeepSpeed", r"/deepspeed/"),
+    ("diffusers", r"/diffusers/"),
     ("flash attention", r"flash_attn|flash_attention"),
     ("FSDP", r"torch/distributed/fsdp/|_fully_shard|/fsdp_utils\.py"),
     ("fused optimizer", r"/torch/optim/\w+\.py, _fused_"),
@@ -133,6 +149,8 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("liger", r"/liger_kernel/"),
     ("offload", r"cpu_adam|cpu_offload|_swap|/zenflow/"),
     ("paged optimizer", r"\bget_paged\(|, get_paged:"),
+    ("quantized weights", r"/bitsandbytes/nn/|/quantizers/quantizer_bnb"),
+    ("unsloth", r"/unsloth(?:_zoo|_compiled_cache)?/"),
     ("preprocess_logits_for_metrics", r"\bpreprocess_logits_for_metrics\("),
     ("SDPA", r"(?i:sdpa)|scaled_dot_product_attention\("),
     ("trl", r"/trl/trainer/"),
@@ -152,6 +170,9 @@ _FRAMES: Final = (
     re.compile(r"^ {0,4}([^\s:]{1,400}\.py) in ([^\s(]{1,200})\("),
     re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
 )
+WARNED: Final = re.compile(r"(?:^|\s)([^\s:\"]{1,400}\.py):\d{1,6}: (\w{0,40}Warning): ")
+"""Python's warnings module: the file that warned, here of an error that it caught."""
+
 _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,400})")
 """The line that IPython and Rich mark among those that they show around it."""
 
@@ -177,13 +198,15 @@ def trace(lines: Iterable[str]) -> Traced:
     frames = list(_frames(kept))
     text = "\n".join(frames)
     in_use = frozenset(feature for feature, sign in _FEATURES if re.search(sign, text))
+    heads = (frame.partition(", ") for frame in frames)
+    script = script_of_frames([(file, rest.partition(":")[0]) for file, _, rest in heads])
     models = [found[1] for frame in frames if (found := _MODEL.search(frame.partition(", ")[0])) is not None]
     model_type = models[0] if models else None  # the whole model, not a tower in it
     for frame in reversed(frames):
         for place, library, sign in _PLACES:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
-                return Traced(phase, place, library, _short(frame), model_type, in_use)
-    return Traced(phase, in_use=in_use, model_type=model_type)
+                return Traced(phase, place, library, _short(frame), model_type, in_use, script)
+    return Traced(phase, in_use=in_use, model_type=model_type, script=script)
 
 
 # Page-locked RAM: torch's pin_memory, whoever calls it, and a copy to RAM that does not wait, whose target torch pins

@@ -7,16 +7,16 @@ so reserved − allocated is what PyTorch could not release.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from hf_memkit.oom.change import Remedy
-from hf_memkit.oom.known_messages import ANSWERS, Cause
+from hf_memkit.oom.device_tools import allocator_variable, tools_of
+from hf_memkit.oom.known_messages import AFTER_AN_ASSERTION, ANSWERS, Cause, wrong_index
 from hf_memkit.oom.message import OomMessage, Process, show
 from hf_memkit.oom.run_view import RunView
 from hf_memkit.oom.suggestions import smaller_batch
-from hf_memkit.record_types import RunRecord
+from hf_memkit.oom.surroundings import Platform
 from hf_memkit.units import GIB, MIB
 
 __all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
@@ -28,10 +28,9 @@ OWN_CONTEXT: Final = 2 * GIB
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
 
-_EMPTY_CACHE: Final = Remedy(
-    "torch.cuda.empty_cache()", "", False,
-    "PyTorch already released every unused segment and retried before it raised this error",
-)  # fmt: skip
+_NOTHING_LEFT: Final = 0.01
+"""A share of the GPU. If a request would have left less, the GPU was full: torch prints two decimals, the driver gives
+memory in pages of 2 MiB, and the message is written a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ class DeviceFigures:
     available: int
     own_overhead: int | None
     others: int | None
+    unclaimed: int | None = None
+    """Outside PyTorch's allocator where the message does not say how much of it is this process's."""
 
     @property
     def cached(self) -> int | None:
@@ -68,6 +69,8 @@ class DeviceFigures:
             sums = f"{show(self.requested)} requested − {show(self.available)} free − {show(self.cached)} cached"
             return f"{sums} = {show(self.short)} short."
         sizes = f"{show(self.requested)} was requested; {show(self.available)} was free"
+        if self.available >= self.requested:
+            return f"{sizes}."
         return f"{sizes} and {show(self.cached)} cached, but fragmented."
 
 
@@ -77,7 +80,7 @@ def _gpu(message: OomMessage, allocator_settings: str | None, requested: int, fr
     if message.allowed_bytes is not None and reserved is not None:
         available = min(free, max(0, message.allowed_bytes - reserved))
     process, others = _processes(message)
-    overhead = None
+    overhead = unclaimed = None
     if process is not None and reserved is not None:
         overhead = max(0, process - reserved)
         if message.capacity_bytes is not None:
@@ -85,21 +88,27 @@ def _gpu(message: OomMessage, allocator_settings: str | None, requested: int, fr
             others = max(others or 0, message.capacity_bytes - free - process)
     elif message.capacity_bytes is not None and reserved is not None and others is None:
         # The message lists no process: what is neither free nor PyTorch's is the context, libraries or others.
-        outside = max(0, message.capacity_bytes - free - reserved)
-        overhead, others = min(outside, OWN_CONTEXT), max(0, outside - OWN_CONTEXT)
-    return DeviceFigures(message, allocator_settings, requested, available, overhead, others)
+        unclaimed = max(0, message.capacity_bytes - free - reserved)
+    return DeviceFigures(message, allocator_settings, requested, available, overhead, others, unclaimed)
 
 
 def _processes(message: OomMessage) -> tuple[int | None, int | None]:
     """What this process holds, and what the others hold together; None if the message does not say."""
     others = other_processes(message)
     held = sum(process.size_bytes or 0 for process in others)
-    if message.process_bytes is not None:
+    if _own_size(message) is not None:
         return message.process_bytes, held
     own = next((process for process in message.processes if process not in others), None)
     if own is not None:
         return own.size_bytes, held
     return None, held if any(process.size_bytes is not None for process in others) else None
+
+
+def _own_size(message: OomMessage) -> int | None:
+    """What the message says that this process holds. Less than PyTorch reserved is no size: NVML finds no process of
+    that ID in a container, and prints 0 bytes."""
+    size, reserved = message.process_bytes, message.reserved_bytes
+    return None if size is not None and reserved is not None and size < (1 - _NOTHING_LEFT) * reserved else size
 
 
 def other_processes(message: OomMessage) -> tuple[Process, ...]:
@@ -108,7 +117,7 @@ def other_processes(message: OomMessage) -> tuple[Process, ...]:
     torch finds itself in NVML's list by its process ID. In a container that differs from the host's, so that its own
     entry looks like another process: it is the one that holds at least what PyTorch reserved.
     """
-    if message.process_bytes is not None or message.reserved_bytes is None:
+    if _own_size(message) is not None or message.reserved_bytes is None:
         return message.processes
     known = [process for process in message.processes if (process.size_bytes or 0) >= message.reserved_bytes]
     own = min(known, key=lambda process: process.size_bytes or 0, default=None)
@@ -149,7 +158,10 @@ def judge(
     allocator_settings: str | None = None,
     samples: int | None = None,
     grows: bool = True,
+    growing: bool = False,
     own: int | None = None,
+    torch: tuple[int, ...] = (),
+    assertion: str | None = None,
 ) -> Verdict:
     """The cause of an out-of-memory message.
 
@@ -158,18 +170,24 @@ def judge(
         allocator_settings: the value of `PYTORCH_ALLOC_CONF` in that run, if known.
         samples: samples in the micro-batch, if known.
         grows: False if the requested tensor does not depend on the batch.
+        growing: True if the tensor grows from request to request, as the kept predictions of an evaluation do.
         own: this job's process ID, if known, so that it is not counted among the other processes on the GPU.
+        torch: its version, if known.
+        assertion: of a kernel that met a wrong index, if the log has one.
     """
+    if message.variable is None:
+        message = replace(message, variable=allocator_variable(message.device_type, torch) or None)
     others = tuple(process for process in message.processes if process.pid != own)
     if len(others) < len(message.processes):
         mine = next(process.size_bytes for process in message.processes if process.pid == own)
         message = replace(message, processes=others, process_bytes=message.process_bytes or mine)
     if message.form in ANSWERS:
-        cause, why, settings = ANSWERS[message.form](message)
+        late = assertion is not None and message.form in AFTER_AN_ASSERTION
+        cause, why, settings = wrong_index(assertion or "") if late else ANSWERS[message.form](message)
         return _made(cause, why, settings, _figures(message))
     if message.device_type == "mps":
         return _mps(message)
-    verdict = _device(message, allocator_settings)
+    verdict = _device(message, allocator_settings, growing)
     requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
     if limit and requested > limit:
         return replace(verdict, why=f"{verdict.why} {_no_batch(requested, limit, samples, grows)}")
@@ -193,46 +211,36 @@ def _no_batch(requested: int, limit: int, samples: int | None, grows: bool) -> s
     )
 
 
-def for_job(verdict: Verdict, run: RunRecord, phase: object = None) -> Verdict:
-    """The verdict with this job's values, and without settings that cannot help this job: fewer workers where there
-    are none, less offload where there is none, evaluation settings where no evaluation ran.
-
-    Args:
-        verdict: on the job's error.
-        run: the job's `run` record, or one made from its arguments alone.
-        phase: where the job failed, if known.
-    """
-    arguments = run.get("arguments")
-    if not isinstance(arguments, Mapping):
-        return verdict
-    useless = set()
-    if arguments.get("dataloader_num_workers") == 0:
-        useless.add("arguments.dataloader_num_workers")
-    if not any(str(name).startswith("deepspeed") and value for name, value in arguments.items()):
-        useless.add("DeepSpeed offload")
-    if isinstance(phase, str) and phase != "evaluate":
-        useless.add("arguments.eval_accumulation_steps")
-    batch = arguments.get("per_device_train_batch_size")
-    if isinstance(batch, int) and batch < 2:
-        useless.add("arguments.per_device_train_batch_size")
-    values = {}
-    if (change := smaller_batch(RunView(run, {}))) is not None:
-        values[change.key] = f"{change.current} → {change.value}"
-    if isinstance(workers := arguments.get("dataloader_num_workers"), int) and workers:
-        values["arguments.dataloader_num_workers"] = f"{workers} → {workers // 2}"
+def for_job(verdict: Verdict, job: RunView, platform: Platform | None = None) -> Verdict:
+    """The verdict with this job's values, and without settings that it has already, or that its system has not."""
+    verdict = replace(verdict, settings=tuple(one for each in verdict.settings for one in _on(platform, each)))
+    batch = job.count("per_device_train_batch_size")
+    useless = {"arguments.per_device_train_batch_size"} if batch is not None and batch < 2 else set()
+    change = smaller_batch(job)
+    values = {change.key: f"{change.current} → {change.value}"} if change is not None else {}
     fitted = (replace(one, value=values.get(one.key, one.value)) for one in verdict.settings)
     return replace(verdict, settings=tuple(one for one in fitted if one.key not in useless))
 
 
-def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
+def _on(platform: Platform | None, remedy: Remedy) -> tuple[Remedy, ...]:
+    """The remedy on that system, if it exists there."""
+    if platform == "macOS" and remedy.value.startswith("dmesg"):
+        check = "log show --last 1h --predicate 'eventMessage contains \"jetsam\"'"
+        return (replace(remedy, value=check, reason="shows whether RAM ran out"),)
+    linux_only = remedy.value.startswith("dmesg") or remedy.value.startswith("expandable_segments:True")
+    return () if platform == "Windows" and linux_only else (remedy,)
+
+
+def _device(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:
     requested, free = message.requested_bytes, message.free_bytes
     if requested is None or free is None:
         sizes = f"{'requested, ' if requested is None else ''}free, allocated and reserved"
         why = f"The text does not give the {sizes} sizes. The full message has them, on the same line or the next."
         return _made("unknown", why, (), _figures(message))
     gpu = _gpu(message, allocator_settings, requested, free)
-    for rule in (_too_large, _cap, _fits, _fragmentation, _others, _overhead):
-        verdict = rule(gpu)
+    rules = (_too_large, _cap, _fits, _fragmentation, _others, _overhead)
+    for rule in rules:
+        verdict = rule(gpu) if rule is not _fragmentation or not growing else None
         if verdict is not None:
             return verdict
     return _size(gpu)
@@ -257,12 +265,14 @@ def _cap(gpu: DeviceFigures) -> Verdict | None:
         f"The GPU has {show(free)} free, but this process may use at most {show(allowed)}: {show(reserved)} reserved "
         f"+ {show(gpu.requested)} requested is more."
     )
-    lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "raises the limit")
+    fraction = f"{tools_of(message.device_type).module}.set_per_process_memory_fraction"
+    lift = Remedy(fraction, "a larger fraction", True, "raises the limit")
     return _verdict("cap", why, gpu, (lift, *_for_size(gpu.message, "the cap, not the GPU, is the limit")))
 
 
 def _fits(gpu: DeviceFigures) -> Verdict | None:
-    if gpu.available < gpu.requested:
+    left = gpu.available - gpu.requested
+    if left < _NOTHING_LEFT * (gpu.limit or left):
         return None
     why = (
         f"{show(gpu.requested)} was requested and {show(gpu.available)} was free a moment later, when the message "
@@ -292,12 +302,19 @@ def _fragmentation(gpu: DeviceFigures) -> Verdict | None:
 
 def _others(gpu: DeviceFigures) -> Verdict | None:
     message = gpu.message
-    if gpu.others is None or gpu.others < max(gpu.short, _NOTABLE * (message.capacity_bytes or 0)):
+    foreign = gpu.others if gpu.unclaimed is None else max(0, gpu.unclaimed - OWN_CONTEXT)
+    if foreign is None or foreign < max(gpu.short, _NOTABLE * (message.capacity_bytes or 0)):
         return None
-    held = f"{show(gpu.others)} of the GPU"
+    held = f"{show(gpu.others or 0)} of the GPU"
     hold = f"Other processes hold {held}" if message.processes else f"{held} is neither free nor this process's"
+    if gpu.unclaimed is not None:
+        hold = (
+            f"{show(gpu.unclaimed)} of the GPU is outside PyTorch's allocator: in another process, or in libraries of "
+            "this one, such as vLLM or JAX; the message does not tell which"
+        )
     why = f"{hold}; without that, the request would have fit. {gpu.balance}"
-    return _verdict("another process", why, gpu, _free_the_gpu(message))
+    libraries = _libraries(gpu.unclaimed) if gpu.unclaimed is not None else ()
+    return _verdict("another process", why, gpu, (*_free_the_gpu(message), *libraries))
 
 
 def _overhead(gpu: DeviceFigures) -> Verdict | None:
@@ -310,19 +327,41 @@ def _overhead(gpu: DeviceFigures) -> Verdict | None:
         "and libraries with their own allocations, such as NCCL, bitsandbytes' paged states, vLLM or another "
         f"framework. {gpu.balance}"
     )
-    buffers = "shrinks the buffer of each NCCL channel (default 4 MiB)"
-    helps = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
     outside = "the memory is outside PyTorch's allocator"
-    return _verdict("context and libraries", why, gpu, (helps, *_for_size(gpu.message, outside)))
+    helps = _libraries(gpu.own_overhead)
+    return _verdict("context and libraries", why, gpu, (*helps, *_for_size(gpu.message, outside)))
+
+
+_NCCL_MOST: Final = 4 * GIB
+"""What NCCL's buffers hardly exceed: 4 MiB for each of up to 32 channels and each peer (NCCL: NCCL_BUFFSIZE)."""
+
+
+def _libraries(outside: int) -> tuple[Remedy, ...]:
+    """What makes libraries beside PyTorch hold less, if they hold this much."""
+    vllm = Remedy(
+        "vLLM gpu_memory_utilization", "smaller", True,
+        "if vLLM runs in this process: it reserves this share of the GPU (trl: vllm_gpu_memory_utilization)",
+    )  # fmt: skip
+    jax = Remedy(
+        "environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True,
+        "if JAX runs in this process: it reserves 75 % of the GPU (TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true)",
+    )  # fmt: skip
+    buffers = "with several GPUs: shrinks the buffer of each NCCL channel (default 4 MiB)"
+    nccl = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
+    return (vllm, jax) if outside > OWN_CONTEXT + _NCCL_MOST else (nccl, vllm)
 
 
 def _size(gpu: DeviceFigures) -> Verdict:
     if gpu.short > 0:
         why = f"The job needs more memory than is available. {gpu.balance}"
         return _verdict("size", why, gpu, _for_size(gpu.message, "fragmentation is not the cause"))
+    if gpu.cached is not None and gpu.available < gpu.requested:
+        left = f"Even if the cache were one block, only {show(-gpu.short)} would remain, and the next request"
+        why = f"The GPU is nearly full. {gpu.balance} {left} would fail: the job needs less memory."
+        return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
     why = (
-        f"The GPU is nearly full. {gpu.balance} Even if the cache were one block, only {show(-gpu.short)} would "
-        "remain, and the next request would fail: the job needs less memory."
+        f"The GPU is full. {gpu.balance} That is within what the message rounds and the driver keeps: the job needs "
+        "less memory."
     )
     return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
 
@@ -350,14 +389,15 @@ def _mps(message: OomMessage) -> Verdict:
 def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     who = ", ".join(str(process.pid) for process in other_processes(message)[:5])
     ids = f" ({'processes' if ',' in who else 'process'} {who})" if who else ""
+    tools = tools_of(message.device_type)
     return (
         Remedy(
-            "command", "nvidia-smi", True,
+            "command", tools.processes, True,
             f"lists the processes on the GPU{ids}. First check that none belongs to this job: another rank or worker, "
             "or this process itself, which has another ID in a container. Then wait, or use another GPU",
         ),
         Remedy(
-            "environment.CUDA_VISIBLE_DEVICES", "an idle GPU", True,
+            f"environment.{tools.choice}", "an idle GPU", True,
             "also if several ranks of this job share one GPU: each must set its device before it loads a model",
         ),
         *_for_size(message, "the memory belongs to another process"),
@@ -366,7 +406,8 @@ def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
 
 def _verdict(cause: Cause, why: str, gpu: DeviceFigures, settings: tuple[Remedy, ...]) -> Verdict:
     short = max(gpu.short, 0) or None
-    extra = {"short_gib": short, "outside_allocator_gib": gpu.own_overhead, "other_processes_gib": gpu.others}
+    outside = gpu.own_overhead if gpu.unclaimed is None else gpu.unclaimed
+    extra = {"short_gib": short, "outside_allocator_gib": outside, "other_processes_gib": gpu.others}
     figures = {name: size / GIB for name, size in extra.items() if size is not None}
     return _made(cause, why, settings, _figures(gpu.message) | figures)
 
@@ -398,17 +439,19 @@ def split_size_mb(requested_bytes: int) -> int | None:
 
 def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """What to set against fragmentation. `in_use`: the settings of that run, if known."""
-    key, requested = f"environment.{_variable(message)}", message.requested_bytes or 0
+    key, requested = f"environment.{message.variable}", message.requested_bytes or 0
+    if message.variable is None:
+        return _empty_cache(message)
     if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
         why = (
             "already on: the cached pages still hold live tensors. Fewer tensor shapes (pad_to_multiple_of, packing) "
             "or a smaller batch help"
         )
         # max_split_size_mb makes things worse beside it.
-        return Remedy(key, "expandable_segments:True", False, why), _EMPTY_CACHE
+        return Remedy(key, "expandable_segments:True", False, why), *_empty_cache(message)
     if message.device_type == "xpu":
         known = "if this torch supports it on XPU; otherwise use fewer tensor shapes (pad_to_multiple_of, packing)"
-        return Remedy("environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", True, known), _EMPTY_CACHE
+        return Remedy(key, "expandable_segments:True", True, known), *_empty_cache(message)
     value = split_size_mb(requested)
     if value is None:
         why = f"torch accepts no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
@@ -419,18 +462,22 @@ def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy,
             f"block of {value} MiB or more, so that a freed one can serve {show(requested)}"
         )
         cut = Remedy(key, f"max_split_size_mb:{value}", True, why)
-    return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, _EMPTY_CACHE
+    return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, *_empty_cache(message)
 
 
 def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
     """Why allocator settings do not help if the cause is not fragmentation."""
-    if message.reserved_bytes is None or message.device_type in ("mps", "npu", "hpu"):
-        return (_EMPTY_CACHE,) if message.device_type in (None, "cuda", "rocm") else ()
-    if message.device_type == "xpu":
-        return (_EMPTY_CACHE,)
+    if message.reserved_bytes is None or message.variable is None or message.device_type == "xpu":
+        return _empty_cache(message)
     why = f"{why}; PyTorch has {show(message.cached_bytes or 0)} cached"
     settings = "expandable_segments, max_split_size_mb"
-    return Remedy(f"environment.{_variable(message)}", settings, False, why), _EMPTY_CACHE
+    return Remedy(f"environment.{message.variable}", settings, False, why), *_empty_cache(message)
+
+
+def _empty_cache(message: OomMessage) -> tuple[Remedy, ...]:
+    module = tools_of(message.device_type).module
+    why = "PyTorch already released every unused segment and retried before it raised this error"
+    return (Remedy(f"{module}.empty_cache()", "", False, why),) if module and module != "torch.mps" else ()
 
 
 def _why_expandable(message: OomMessage) -> str:
@@ -438,12 +485,8 @@ def _why_expandable(message: OomMessage) -> str:
     if message.device_type == "rocm":
         warns = "warns `expandable_segments not supported on this platform` and ignores it"
         return f"{why}. A ROCm build without it {warns}"
-    if message.variable is None or message.reserved_bytes is None:
+    if message.device_type in ("npu", "mlu", "musa"):
+        return f"{why}. Needs a driver and a version of the device's torch plugin that have it"
+    if message.reserved_bytes is None or not message.process_bytes:
         return f"{why}. Needs Linux and torch 2.1 or later (check your version); not on Windows, WSL2 or Jetson"
     return f"{why}. Linux only; on WSL2 and Jetson the driver may refuse it"
-
-
-def _variable(message: OomMessage) -> str:
-    """The variable that the message names; else one that all versions read, because only new ones read
-    PYTORCH_ALLOC_CONF (torch: c10/core/AllocatorConfig.h)."""
-    return message.variable or f"PYTORCH_{'HIP' if message.device_type == 'rocm' else 'CUDA'}_ALLOC_CONF"

@@ -463,7 +463,7 @@ def test_a_failure_in_the_advice_never_takes_the_place_of_the_error(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError
 
-    for place in ("suggest", "judge", "_phase", "_what_it_says", "out_of_memory", "record_exception"):
+    for place in ("changes_for_run", "judge", "_phase", "_what_it_says", "out_of_memory", "record_exception"):
         module = hf_memkit.callback.training if place == "record_exception" else hf_memkit.callback.exception
         with monkeypatch.context() as patch:
             patch.setattr(module, place, broken)

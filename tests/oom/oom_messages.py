@@ -271,6 +271,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example("bitsandbytes", "Error out of memory at line 118 in file /src/csrc/ops.cu", "bitsandbytes",
             "context and libraries", {"device_type": "cuda"}),
+    Example("bitsandbytes, managed", "Error out of memory at line 380 in file /build/csrc/pythonInterface.c",
+            "bitsandbytes-managed", "host memory"),
     Example("bitsandbytes, launch", "Error invalid configuration argument at line 54 in file /src/csrc/ops.cu",
             "bitsandbytes-launch", "kernel resources", {"device_type": "cuda"}),
     Example(

@@ -252,6 +252,8 @@ def test_fragmentation_is_answered_by_the_allocator_first() -> None:
     first = suggest(run(), pieces)[0]
     assert (first.key, first.value) == ("environment.PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert "3.87 GiB" in first.reason
+    old = suggest(run(versions={"torch": "2.8.0"}), pieces)[0]
+    assert old.key == "environment.PYTORCH_CUDA_ALLOC_CONF", "2.9 is the first that reads the shorter name"
     on = suggest(run(hardware={"allocator_settings": "expandable_segments:True"}), pieces)[0]
     assert on.key == "arguments.torch_empty_cache_steps"
 

@@ -68,7 +68,7 @@ def test_a_log_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, printed = explained(capsys, str(log), "--json")
     content = json.loads(printed)
     assert code == 0 and len(content) == 1
-    assert set(content[0]) == {"found", "verdict", "others", "changes", "job"}
+    assert set(content[0]) == {"found", "verdict", "others", "changes", "job", "next"}
     assert content[0]["found"]["message"]["cached_bytes"] == round(14.21 * GIB) - round(10.34 * GIB)
     assert content[0]["found"]["line"] == 2 and content[0]["found"]["message"]["device"] == 0
     (no_help,) = content[0]["verdict"]["no_help"]

@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[tuple[str, str, str], dict[str, Any], tuple[str, str | N
     "torchao": (("optim/adam.py", "_new_buffer", "zeros_like("), {"optim": "adamw_torch_8bit"},
                 ("optimizer states", "torchao"), set(), "optim"),
     "gathering": (("trainer_pt_utils.py", "nested_concat", "torch_pad_and"), {"metrics": lambda _: {}},
-                  ("predictions of an evaluation", None), set(), "eval_accumulation_steps"),
+                  ("predictions of an evaluation", None), set(), "preprocess_logits_for_metrics"),
 }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def test_the_advice_goes_from_the_arguments() -> None:
     [
         (PLAIN, {"gradient_checkpointing": True}, "activation_checkpointing", None),
         (PLAIN, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", None),
-        (PLAIN, {}, "per_device_train_batch_size", 4),  # 8 is the default
+        (PLAIN, {}, "per_device_train_batch_size", "half"),  # the script may have a default of its own
         (PLAIN, {"optim": "adamw_bnb_8bit"}, "optim", "paged_adamw_8bit"),
         (PLAIN, {"optim": "paged_adamw_8bit"}, "optim", None),
         (PLAIN, {"optim": "adafactor"}, "optim", None),
@@ -367,10 +367,9 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: expected int"),
         ("use_liger_kernel: maybe\n", "use_liger_kernel"),
         ("a: 1\na: 2\n", "appears twice"),
-        ("zero_optimization: {stage: 2}\n", "a DeepSpeed config; give "),
     ):
         arguments.write_text(text)
-        assert main(["explain", str(log), "--args", str(arguments)]) == 2
+        assert main(["explain", str(log), "--args", str(arguments)]) == 0, "the log is explained all the same"
         assert part in capsys.readouterr().err
     for text, part in (
         ("evaluation_strategy: steps\nper_device_train_batch_size: 8\n", "eval_strategy"),

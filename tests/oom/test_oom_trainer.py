@@ -14,8 +14,11 @@ from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from hf_memkit.oom import explain_oom, suggest
-from hf_memkit.oom.advice import without_records
+from hf_memkit.oom.advice import _OFFERED
+from hf_memkit.oom.failed_job import FailedJob
 from hf_memkit.oom.message import OomMessage
+from hf_memkit.oom.run_view import RunView
+from hf_memkit.oom.traceback import Traced
 from tests.oom.oom_messages import EXAMPLES
 from tests.oom.test_oom_changes import oom, run
 from tests.tiny_trainer import samples, tiny_gpt2
@@ -62,6 +65,9 @@ def test_a_real_traceback_tells_the_phase(phase: str, tmp_path: Path, monkeypatc
     assert explanation.found is not None and explanation.found.phase == phase, text
 
 
+_OF_OTHERS = ("arguments.vllm_gpu_memory_utilization", "arguments.generation_max_length")  # TRL's, Seq2Seq's
+
+
 def test_every_argument_that_is_named_exists_in_transformers() -> None:
     records = [
         run(), run(arguments={"optim": "adamw_torch", "bf16": False}, model_type="llama"),
@@ -76,7 +82,13 @@ def test_every_argument_that_is_named_exists_in_transformers() -> None:
     changes = [change for record in records for moment in moments for change in suggest(record, moment, limit=99)]
     small = run(trainable_parameters=10_000_000, arguments={"optim": "adamw_torch"})
     changes += suggest(small, {**oom("optimizer"), "categories": {"weights_gib": 20.0}})
-    changes += without_records(OomMessage("torch-device", "PyTorch", "device"), "size")
+    table = [(memory, technique) for memory, rows in _OFFERED.items() for row in rows.values() for technique in row]
+    used = frozenset({"FSDP"}), frozenset({"ZeRO-3", "DeepSpeed"}), frozenset({"unsloth"}), frozenset()
+    for memory, technique in table:
+        for in_use in used:  # type: ignore[assignment]
+            failed = FailedJob(OomMessage("x", "PyTorch", memory), Traced(in_use=in_use), RunView({}, {}))
+            changes += [change] if (change := technique(failed)) is not None else []
+    changes = [change for change in changes if change.key not in _OF_OTHERS]
     named = {change.key.removeprefix("arguments.") for change in changes if change.key.startswith("arguments.")}
     assert named and named <= {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     optimizers = {change.value for change in changes if change.key == "arguments.optim"}

@@ -1,0 +1,58 @@
+"""The tools and variables of each kind of accelerator: what NVIDIA's are called elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["DeviceTools", "allocator_variable", "tools_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTools:
+    """Names on one kind of device. An empty one does not exist there.
+
+    Attributes:
+        processes: the command that lists the processes on the device.
+        choice: the variable that chooses the devices of a process.
+        allocator: the variable of the caching allocator.
+        module: torch's module, which has `empty_cache`.
+        fraction: whether that module has `set_per_process_memory_fraction`.
+    """
+
+    processes: str
+    choice: str
+    allocator: str
+    module: str
+    fraction: bool = True
+
+
+_TOOLS: Final = {
+    "cuda": DeviceTools("nvidia-smi", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "torch.cuda"),
+    "rocm": DeviceTools("rocm-smi --showpids", "HIP_VISIBLE_DEVICES", "PYTORCH_HIP_ALLOC_CONF", "torch.cuda"),
+    "npu": DeviceTools("npu-smi info", "ASCEND_RT_VISIBLE_DEVICES", "PYTORCH_NPU_ALLOC_CONF", "torch.npu"),
+    "xpu": DeviceTools("xpu-smi ps", "ZE_AFFINITY_MASK", "PYTORCH_ALLOC_CONF", "torch.xpu"),
+    "mlu": DeviceTools("cnmon", "MLU_VISIBLE_DEVICES", "PYTORCH_MLU_ALLOC_CONF", "torch.mlu"),
+    "musa": DeviceTools("mthreads-gmi", "MUSA_VISIBLE_DEVICES", "PYTORCH_MUSA_ALLOC_CONF", "torch.musa"),
+    "hpu": DeviceTools("hl-smi", "HABANA_VISIBLE_MODULES", "", "", fraction=False),
+    "tpu": DeviceTools("tpu-info", "TPU_VISIBLE_CHIPS", "", "", fraction=False),
+    "mps": DeviceTools("", "", "", "torch.mps"),
+}
+"""torch 2.13 (torch/cuda, torch/xpu, torch/mps), torch_npu, torch_mlu and torch_musa (their READMEs), and the makers'
+manuals of the command-line tools. torch 2.9 and later also read PYTORCH_ALLOC_CONF on CUDA and ROCm; every version
+reads the name that stands here (torch: c10/cuda/CUDAAllocatorConfig.h)."""
+
+_NEW_NAME: Final = (2, 9)
+"""The first torch that reads PYTORCH_ALLOC_CONF (torch: c10/core/AllocatorConfig.h)."""
+
+
+def tools_of(device_type: str | None) -> DeviceTools:
+    """The tools of a kind of device; NVIDIA's where it is unknown."""
+    return _TOOLS.get(device_type or "cuda", _TOOLS["cuda"])
+
+
+def allocator_variable(device_type: str | None, torch: tuple[int, ...] = ()) -> str:
+    """The allocator's variable in that version of torch (empty: unknown); empty where there is none."""
+    if device_type in ("cuda", "rocm", None) and torch >= _NEW_NAME:
+        return "PYTORCH_ALLOC_CONF"
+    return tools_of(device_type).allocator
