@@ -387,7 +387,7 @@ def _worker_exited(message: OomMessage) -> Answer:
     shared = Remedy(
         "command", "docker run --shm-size 8g (or --ipc host)", True, "in a container: more room in /dev/shm"
     )
-    return "host memory", why, (_WORKERS, shared, _CONTAINER)
+    return "host memory", why, (shared,)
 
 
 def _node(message: OomMessage) -> Answer:
