@@ -174,12 +174,11 @@ def other_tool(content: Mapping[str, Any]) -> Other | None:
 def nothing_known(content: Mapping[str, Any]) -> Other | None:
     """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one."""
     names = [str(key) for key in content]
-    if not names or any(name in fields() or name in ever_fields() or misspelt(name) for name in names):
+    known = fields() | ever_fields("transformers")
+    if not names or any(name in known or misspelt(name) for name in names):
         return None
-    known = argument_types()
-    section = next(
-        (key for key, value in content.items() if isinstance(value, Mapping) and value.keys() & known), None
-    )
+    sections = {key: value for key, value in content.items() if isinstance(value, Mapping)}
+    section = next((key for key, value in sections.items() if value.keys() & argument_types().keys()), None)
     instead = _ARGUMENTS if section is None else f"Give what stands under {section!r} as a file of its own"
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
