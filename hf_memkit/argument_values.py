@@ -40,7 +40,7 @@ def misspelt(name: str) -> tuple[str, ...]:
     >>> misspelt("per_device_batch_size")
     ('per_device_train_batch_size', 'per_device_eval_batch_size')
     """
-    if not unknown(name):
+    if not unknown(name) or name in ever_fields("trl"):
         return ()
     ours = compat.argument_types()
     fields = [*ours, *sorted(field for field in compat.fields() if "_" in field and field not in ours)]
@@ -55,9 +55,9 @@ def misspelt(name: str) -> tuple[str, ...]:
 
 
 def unknown(name: str) -> bool:
-    """Whether `name` is neither a field of TrainingArguments or of TRL's configs, in any version, nor an argument of
+    """Whether `name` is neither a field of TrainingArguments, in any version, or of TRL's configs, nor an argument of
     the example scripts."""
-    return name not in compat.fields() and name not in EXAMPLES and name not in ever_fields()
+    return name not in compat.fields() and name not in EXAMPLES and name not in ever_fields("transformers")
 
 
 def _lacks_words(name: str, field: str) -> bool:

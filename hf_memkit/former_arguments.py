@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 
@@ -192,7 +192,8 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
         if name in gone and name not in now:
             found[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
     names = {str(name) for name in given}
-    gone_from_trl = {name for each in _history()["trl"]["classes"] for name in _last("trl", each)} - _shared()
+    of_trl = {name for each in _history()["trl"]["classes"] for name in _last("trl", each)}
+    gone_from_trl = of_trl - ever_fields("transformers")
     for name in (each for each in given if each in gone_from_trl):
         classes = trl_in_use(names - {name})
         had = next((each for each in classes if name in _last("trl", each)), None)
@@ -202,11 +203,10 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     return found
 
 
-def ever_fields() -> frozenset[str]:
-    """Every name that was a field of one of these classes in any version."""
-    return frozenset(
-        name for library in _history().values() for made in library["classes"].values() for name in _names(made)
-    )
+@cache
+def ever_fields(library: Literal["transformers", "trl"]) -> frozenset[str]:
+    """Every name that was a field of one of the library's classes in any version."""
+    return frozenset(name for made in _history()[library]["classes"].values() for name in _names(made))
 
 
 def _fix(name: str, given: Mapping[str, Any]) -> str:
@@ -242,7 +242,7 @@ def trl_in_use(names: Set[str]) -> list[str]:
     installed = [name for name in _history()["trl"]["classes"] if name in compat.trl_classes()]
     beside = [name for name in installed if name in _BESIDE]
     trainers = [name for name in installed if name not in _BESIDE]
-    common = _shared() | EXAMPLES | {name for each in beside for name in _ever("trl", each)}
+    common = ever_fields("transformers") | EXAMPLES | {name for each in beside for name in _ever("trl", each)}
     own = names - common
     counts = {each: (len(own & _ever("trl", each)), len(own & compat.trl_classes()[each])) for each in trainers}
     most = max(counts.values(), default=(0, 0))
@@ -273,9 +273,3 @@ def _last(library: str, owner: str) -> Mapping[str, str]:
     """Field → the last version of the class that had it; without those that the newest version has."""
     spans = _history()[library]["classes"].get(owner, {})
     return {name: span.partition("-")[2] for span, names in spans.items() for name in names if span[-1] != "-"}
-
-
-@cache
-def _shared() -> frozenset[str]:
-    """Fields of TrainingArguments and Seq2SeqTrainingArguments, in any version."""
-    return _ever("transformers", "TrainingArguments") | _ever("transformers", "Seq2SeqTrainingArguments")

@@ -147,7 +147,7 @@ def other_script(path: Path, text: str) -> Other | None:
     return None
 
 
-def other_tool(content: Mapping[str, Any]) -> Other | None:
+def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
     """Whose config this is, if it is another tool's than Trainer's, TRL's, DeepSpeed's or memkit's."""
     keys = {str(key) for key in content}
     if _is_accelerate(keys):
@@ -156,7 +156,7 @@ def other_tool(content: Mapping[str, Any]) -> Other | None:
         instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
         return Other("a config of `accelerate launch`, which memkit does not read", f"Give {instead}")
     if what := _shown_by(keys, _TOOLS):
-        return Other(what, _named_by(what, content))
+        return Other(what, _to_check_of(what, path, content))
     if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):
         return Other(what, _MODEL if what == "a model's config" else _ARGUMENTS)
     marks = {key for value in content.values() for key in _keys_inside(value)}
@@ -174,12 +174,11 @@ def other_tool(content: Mapping[str, Any]) -> Other | None:
 def nothing_known(content: Mapping[str, Any]) -> Other | None:
     """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one."""
     names = [str(key) for key in content]
-    if not names or any(name in fields() or name in ever_fields() or misspelt(name) for name in names):
+    known = fields() | ever_fields("transformers")
+    if not names or any(name in known or misspelt(name) for name in names):
         return None
-    known = argument_types()
-    section = next(
-        (key for key, value in content.items() if isinstance(value, Mapping) and value.keys() & known), None
-    )
+    sections = {key: value for key, value in content.items() if isinstance(value, Mapping)}
+    section = next((key for key, value in sections.items() if value.keys() & argument_types().keys()), None)
     instead = _ARGUMENTS if section is None else f"Give what stands under {section!r} as a file of its own"
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
@@ -204,13 +203,15 @@ def _is_accelerate(keys: set[str]) -> bool:
     return keys <= accelerate_keys() and bool(keys - fields())
 
 
-def _named_by(what: str, content: Mapping[str, Any]) -> str:
+def _to_check_of(what: str, path: Path, content: Mapping[str, Any]) -> str:
     """What of another tool's config memkit can check: the DeepSpeed JSON that it names."""
-    named = content.get("deepspeed")
-    if not isinstance(named, str) or not named.endswith(".json"):
-        return "memkit checks only Trainer's and TRL's argument files and DeepSpeed JSON"
-    beside = " --args THIS_FILE" if what == LLAMA_FACTORY else ""
-    return f"Check the DeepSpeed JSON that it names: memkit check {named}{beside}"
+    value = content.get("deepspeed")
+    named = value if isinstance(value, str) and value.endswith(".json") else ""
+    if what == LLAMA_FACTORY:
+        return f"Check a DeepSpeed JSON against it: memkit check {named or 'ds.json'} --args {path}"
+    if named:
+        return f"Check the DeepSpeed JSON that it names: memkit check {named}"
+    return "memkit checks only Trainer's and TRL's argument files and DeepSpeed JSON"
 
 
 def _keys_inside(value: Any) -> Iterator[str]:

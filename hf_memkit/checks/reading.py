@@ -70,7 +70,7 @@ def read(path: str | Path) -> File:
     if not isinstance(content, Mapping):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise InputError(f"{path}: line 1, column 1: expected keys and values, got {found}")
-    other = None if content.keys() & _RECIPE else other_tool(content)
+    other = None if content.keys() & _RECIPE else other_tool(path, content)
     return File(path, "other" if other else _kind(content), content, duplicates, other)
 
 

@@ -229,10 +229,9 @@ def _print(problems: list[Problem], files: list[str]) -> None:
         for problem in group:
             shown = "is missing" if problem.value is None else f"= {json.dumps(problem.value, default=str)}"
             shown = shown if len(shown) <= 62 else f"{shown[:59]}…"
-            shown = shown if problem.key else "not checked"
             place = f"{problem.file}: " if problem.file else ""
-            said = f"[{_STYLES[severity]}]{severity}[/] {escape(place)}[bold]{escape(problem.key)}[/bold]"
-            console.print(f"{said} {escape(shown)}")
+            key = f"[bold]{escape(problem.key)}[/bold] {escape(shown)}" if problem.key else "not checked"
+            console.print(f"[{_STYLES[severity]}]{severity}[/] {escape(place)}{key}")
             console.print(f"    {escape(problem.why)} [dim]({problem.rule})[/dim]")
             console.print(f"    → {escape(problem.fix)}")
     console.print(f"All rules with their sources: {documentation('checks.md')}", soft_wrap=True)

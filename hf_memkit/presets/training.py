@@ -12,6 +12,7 @@ from typing import Any, Final
 from hf_memkit.argument_values import unknown
 from hf_memkit.compat import GENERATION_FIELDS
 from hf_memkit.errors import InputError
+from hf_memkit.former_arguments import former_arguments
 from hf_memkit.hardware import Machine, described_gpu, described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.models import refuse_absent, why_no_hub
@@ -102,7 +103,7 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     """What the user's file holds that may decide memory, and is no part of the setup."""
     if path is None:
         return []
-    strange = [str(name) for name in own if unknown(str(name))]
+    strange = [str(name) for name in own if unknown(str(name)) and name not in former_arguments(own)]
     scripts = [name for name, value in own.items() if name in _NOT_TRAINER_S and value not in (None, False)]
     warnings = former_lines(path, own)
     if strange:

@@ -46,6 +46,7 @@ ARGUMENT_CASES: dict[str, list[Case]] = {
     "unknown-argument": [
         Case("my_own", file(output_dir="x", my_own=1, model_id="gpt2"),
              file(output_dir="x", max_seq_length=128, torch_dtype="auto", dataset_name="x", system_prompt="y")),
+        Case("batch_size", file(output_dir="x", batch_size=8), file(output_dir="x", evaluation_strategy="no")),
         Case("tokenizer", file(output_dir="x", tokenizer="gpt2"), file(output_dir="x", tokenizer_name="gpt2")),
     ],
     "value-not-allowed": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -106,6 +107,14 @@ def test_every_rule_has_a_case_and_a_proof() -> None:
     ]
     assert set(CASES) == set(RULES)
     assert set(proved) | PROVED_BY_THE_LEDGER == set(RULES)
+
+
+def test_the_page_has_every_module_of_rules() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "check_docs.py"))
+    assert all(f"`{rule}`" in script["page"]() for rule in RULES)
+    script["_GROUPS"].pop("keys")
+    with pytest.raises(SystemExit, match="keys"):
+        script["page"]()
 
 
 @pytest.mark.parametrize("rule", PROOFS)

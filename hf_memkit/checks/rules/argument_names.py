@@ -57,19 +57,21 @@ def argument_of_older_trl(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.hint(
-    why="no version of TrainingArguments or of TRL's configs has this field; HfArgumentParser and TrlParser fail "
-    "unless a dataclass of the script has it",
+    why="neither TrainingArguments nor TRL's configs have this field; HfArgumentParser and TrlParser fail unless a "
+    "dataclass of the script has it",
     fix="delete it, unless your script reads it",
     source=_PARSER,
 )
 def unknown_argument(subject: Subject) -> Iterator[Found]:
     """One problem a file: scripts have arguments of their own."""
-    strange = [str(name) for name in subject.own_names if unknown(str(name)) and not misspelt(str(name))]
+    former = former_arguments(subject.own_names)
+    others = [str(name) for name in subject.own_names if name not in former]
+    strange = [name for name in others if unknown(name) and not misspelt(name)]
     for name in [name for name in strange if name in _OF_TRAINER]:
         yield Found(name, fix=_OF_TRAINER[name], argument=True)
         strange.remove(name)
     if len(strange) > 1:
-        why = f"no version of TrainingArguments or of TRL's configs has these fields: {', '.join(strange)}"
+        why = f"neither TrainingArguments nor TRL's configs have these fields: {', '.join(strange)}"
         fix = "delete those that no dataclass of your script has: HfArgumentParser and TrlParser fail on them"
         yield Found(strange[0], why=why, fix=fix, argument=True)
     elif strange:
