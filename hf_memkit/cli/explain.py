@@ -98,7 +98,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
         return {"deepspeed": file.content}, []
     found, ignored = checked(file.content)
-    ignored += [f"{name}: did you mean {field}?" for name in found if (field := misspelt(str(name)))]
+    ignored += [f"{name}: did you mean {' or '.join(near)}?" for name in found if (near := misspelt(str(name)))]
     ignored += [f"{name}: appears twice, the last is used" for name in file.duplicates]
     # What has not its field's type may be another tool's: `bf16: auto`.
     values = {name: value for name, value in file.content.items() if current_name(str(name)) not in found} | found
@@ -112,7 +112,8 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         ignored = [line for line in ignored if line.partition(":")[0] not in former_arguments(file.content)]
     else:
         notes = []
-    notes += [f"{file.path}: ignored, or read as another tool's: {'; '.join(ignored[:_LISTED])}"] if ignored else []
+    whose = file.refusal or "ignored, or read as another tool's"
+    notes += [f"{file.path}: {whose}{': ' if ignored else ''}{'; '.join(ignored[:_LISTED])}"] if ignored else []
     return _with_model(values), notes
 
 

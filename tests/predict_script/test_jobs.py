@@ -150,8 +150,12 @@ def test_a_live_trainer_is_predicted_as_its_script_is(
     script, environment = started(folder, tmp_path, name, on_cpu=False)
     machine = described_machine(None, "24GB", None, None)
     found, _ = from_script.predict_script_training(script, machine, environment=environment, worker=worker)
-    # A save below train() is the script's alone.
-    assert live == {phase: most for phase, (most, _) in found.phases.items() if phase != "save" or phase in live}
+    # Below train() a save, and the options of an evaluation, are the script's alone.
+    peaks = {phase: most for phase, (most, _) in found.phases.items() if phase != "save" or phase in live}
+    if "evaluate" in live:
+        within, also_below = live.pop("evaluate"), peaks.pop("evaluate")
+        assert within <= also_below < 1.001 * within
+    assert live == peaks
 
 
 LIVE: Final = ["deepspeed_zero2_hf_optimizer", "deepspeed_zero3_hf_optimizer"]
