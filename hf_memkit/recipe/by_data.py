@@ -93,9 +93,11 @@ class ByData:
                 cut = _with(setup, chosen.cut[0])
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
         needs = {change: predicted(each, usual=usual) for change, each in smaller.items()}
-        shapes = told_apart([chosen.worst, chosen.usual, chosen.high])
+        most, median, high = told_apart([chosen.worst, chosen.usual, chosen.high])
         return BatchNeeds(
-            *shapes,
+            worst=most,
+            usual=median,
+            high=high,
             usual_needs=predicted(usual),
             smaller={change: each for change, each in needs.items() if each.needs_less_than(worst)},
             grouping=chosen.shuffled,

@@ -31,8 +31,8 @@ def shape_of(batch: Batch) -> str:
         return " and ".join(shapes)
     columns = batch.values() if isinstance(batch, Mapping) else [batch]
     rows = max((len(each) for each in columns if isinstance(each, list | tuple)), default=1)
-    kind = "characters" if _has_text(batch) else "numbers"
-    return f"{rows:,} row{'s' if rows > 1 else ''} of {elements(batch):,} {kind}"
+    of = "characters" if _has_text(batch) else "numbers"
+    return f"{rows:,} row{'s' if rows > 1 else ''} of {elements(batch):,} {of}"
 
 
 def told_apart(batches: Sequence[Batch]) -> list[str]:
