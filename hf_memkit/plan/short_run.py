@@ -118,7 +118,8 @@ class _ShortTraining:
 
     def _loader(self, trainer: Any) -> Any:
         """The worst batch for the first steps, then the script's own loader; of as many on each rank."""
-        from hf_memkit.prediction.child.batches import chosen_batches, shape_of
+        from hf_memkit.prediction.child.batch_shapes import shape_of
+        from hf_memkit.prediction.child.batches import chosen_batches
         from hf_memkit.prediction.child.traced_batches import Loader, on_host
 
         own = trainer.get_train_dataloader()

@@ -160,6 +160,8 @@ class BatchNeeds:
     def said(self, worst: Prediction) -> str:
         """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
         usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual_needs, worst))
+        if usual == most:
+            return f"A typical batch, {self.usual}, needs as much as the worst, {self.worst}: {most}"
         return (
             f"A typical batch, {self.usual}, needs {usual}; the worst, {self.worst}, needs {most}; 95 of 100 are no "
             f"larger than {self.high}"

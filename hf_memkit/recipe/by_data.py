@@ -79,7 +79,7 @@ class ByData:
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
         """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all
         batches are about as large."""
-        from hf_memkit.prediction.child.batches import shape_of
+        from hf_memkit.prediction.child.batch_shapes import told_apart
 
         chosen, _ = self._batches_of(setup)
         usual = _usual(setup, chosen) if chosen is not None else None
@@ -93,10 +93,11 @@ class ByData:
                 cut = _with(setup, chosen.cut[0])
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
         needs = {change: predicted(each, usual=usual) for change, each in smaller.items()}
+        most, median, high = told_apart([chosen.worst, chosen.usual, chosen.high])
         return BatchNeeds(
-            worst=shape_of(chosen.worst),
-            usual=shape_of(chosen.usual),
-            high=shape_of(chosen.high),
+            worst=most,
+            usual=median,
+            high=high,
             usual_needs=predicted(usual),
             smaller={change: each for change, each in needs.items() if each.needs_less_than(worst)},
             grouping=chosen.shuffled,

@@ -22,7 +22,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction import from_script
-from hf_memkit.prediction.child.batches import chosen_batches, longest_row, shape_of
+from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
+from hf_memkit.prediction.child.batches import chosen_batches, longest_row
 from hf_memkit.prediction.child.row_sizes import row_sizes
 from hf_memkit.prediction.trace import Trace
 from tests.predict.fake_and_real import _changes, peaks
@@ -488,3 +489,14 @@ def test_rows_that_only_the_loader_can_put_together() -> None:
 def test_no_row() -> None:
     with pytest.raises(Unmodelled, match="no batch"):
         chosen_batches(DataLoader(table([]), 4, collate_fn=padded))
+
+
+def test_batches_that_are_no_tensors_are_told_apart() -> None:
+    """Would notice: "a batch" twice, boxes beside images that nobody sees."""
+    long, short = ([{"prompt": "a" * size, "n": 1}] * 4 for size in (90, 9))
+    assert shape_of({"features": {"input_ids": torch.zeros(2, 5, dtype=torch.long)}}) == "2 × 5 tokens"
+    assert "4" in shape_of(long) and str(4 * 91) in shape_of(long) != shape_of(short) == told_apart([long, short])[1]
+    images = torch.zeros(2, 3, 8, 8)
+    several = [{"pixel_values": images, "labels": [{"boxes": torch.zeros(count, 4)}]} for count in (3, 9)]
+    assert len(set(map(shape_of, several))) == 1 and len(set(told_apart(several))) == 2
+    assert len(set(told_apart([several[0]] * 2))) == 1

@@ -427,3 +427,70 @@ assert loss.item() < 0.1
     at = TRAINING.index("arguments = ") if "arguments = " in TRAINING else TRAINING.index("Trainer(model")
     found = predict(DATA + TRAINING[:at] + before + TRAINING[at:], "rows.json")
     assert "trace" in found, found
+
+
+RESUMES = """
+import sys
+from peft import LoraConfig, get_peft_model
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import TrainingArguments
+
+def model(width=32, rank=0):
+    made = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=width, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2))
+    options = LoraConfig(r=rank, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    return get_peft_model(made, options) if rank else made
+
+def train(model, folder="out", **options):
+    arguments = TrainingArguments(folder, max_steps=2, save_steps=1, report_to="none", use_cpu="real" in sys.argv)
+    Trainer(model, arguments, train_dataset=[{"input_ids": [1] * 8, "labels": [1] * 8}] * 16).train(**options)
+
+def classifier(**options):
+    return BertForSequenceClassification.from_pretrained("bert", **options)
+"""
+
+SAVES = """
+train(model(), "full")
+train(model(rank=4), "lora")
+model().save_pretrained("whole")
+model().save_pretrained("parts", max_shard_size="20KB")
+config = BertConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+BertForSequenceClassification(config).save_pretrained("bert")
+"""
+
+
+@pytest.mark.longer
+def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tmp_path: Path) -> None:
+    """Would notice: "fits" for a run that raises in its first second, and a refusal of one that goes on."""
+    (tmp_path / "save.py").write_text(RESUMES + SAVES)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "save.py", "real"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    next(iter(sorted((tmp_path / "parts").glob("*.safetensors")))).unlink()
+    stops = {
+        "train(model(), resume_from_checkpoint='whole')": "FileNotFoundError",
+        "train(model(), resume_from_checkpoint='full')": "ValueError",
+        "train(model(), resume_from_checkpoint='lora/checkpoint-1')": "ValueError",
+        "train(model(64), resume_from_checkpoint='full/checkpoint-1')": "RuntimeError",
+        "train(model(rank=8), resume_from_checkpoint='lora/checkpoint-1')": "RuntimeError",
+        "train(model(64, rank=4), resume_from_checkpoint='lora/checkpoint-1')": "RuntimeError",
+        "train(LlamaForCausalLM.from_pretrained('parts'))": "FileNotFoundError",
+        "classifier(num_labels=3)": "RuntimeError",
+    }
+    goes_on = [
+        "train(model(), resume_from_checkpoint='full/checkpoint-1')",
+        "train(model(rank=4), resume_from_checkpoint='lora/checkpoint-1')",
+        "train(model(64), resume_from_checkpoint='elsewhere/checkpoint-1')",
+        "train(LlamaForCausalLM.from_pretrained('whole'))",
+        "classifier(); classifier(num_labels=3, ignore_mismatched_sizes=True); train(model())",
+    ]
+    line = RESUMES.count("\n") + 1
+    for code, kind in stops.items():
+        error = predict(f"{RESUMES}{code}\n")["script_error"]
+        assert error["type"] == kind and error["place"] in (f"train.py, line {line}", *places(RESUMES)), (code, error)
+    for code in goes_on:
+        assert "trace" in (found := predict(f"{RESUMES}{code}\n")), (code, found)
+
+
+def places(code: str) -> list[str]:
+    lines = enumerate(code.splitlines(), 1)
+    return [f"train.py, line {number}" for number, each in lines if "Trainer(" in each or "from_pretrained" in each]

@@ -27,12 +27,12 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
+from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.batches import (
     chosen_batches,
     first_batches,
     is_much_larger,
     longest_row,
-    shape_of,
     without_padding,
 )
 from hf_memkit.prediction.child.cuda_questions import memory_fraction
@@ -407,9 +407,9 @@ def _steps(trainer: Any, accumulation: int, about: Found, *, worst: bool, on_gpu
     of_data = [replace(step, own_answers=False) for step in found] if draws_whose_answers(trainer) else []
     if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
         return [*found, *of_data, *found * (STEPS - 1)]
+    shapes = told_apart([chosen.worst, chosen.usual, chosen.high])
     about["batches"] |= {
-        "usual": shape_of(chosen.usual),
-        "high": shape_of(chosen.high),
+        **dict(zip(("worst", "usual", "high"), shapes, strict=True)),
         "grouping": chosen.shuffled and about["batches"]["worst"].endswith(" tokens"),
     }
     steps = [*steps_of("usual", chosen.usual) * STEPS, *of_data, *found]

@@ -24,10 +24,11 @@ from torch.utils.data import BatchSampler, RandomSampler
 from transformers import DataCollatorWithFlattening
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.batch_shapes import shape_of
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
 __all__ = [
-    "Chosen", "chosen_batches", "first_batches", "is_much_larger", "longest_row", "shape_of", "without_padding",
+    "Chosen", "chosen_batches", "first_batches", "is_much_larger", "longest_row", "without_padding",
 ]  # fmt: skip
 
 _DRAWS: Final = 1_001
@@ -266,23 +267,6 @@ def without_padding(batch: Batch) -> Batch | None:
         return None
     rows = [{"input_ids": ids[row][own], "labels": labels[row][own]} for row, own in enumerate(there) if own.any()]
     return dict(DataCollatorWithFlattening()(rows))
-
-
-def shape_of(batch: Batch) -> str:
-    """`"8 × 1024 tokens"`; of what is no text the largest tensor: `"8 × 3 × 224 × 224 pixel_values"`; or both, with
-    `" and "`."""
-    if not isinstance(batch, Mapping):
-        batch = {"numbers": batch}
-    tensors = {name: each for name, each in batch.items() if isinstance(each, torch.Tensor) and each.dim()}
-    ids = {name: each for name, each in tensors.items() if name.endswith("input_ids")}
-    media = {name: each for name, each in tensors.items() if needs(each)[1] and (not ids or each.dim() > 1)}
-    shapes = []
-    for kind in (ids, media if ids or media else tensors):
-        if kind:
-            name = max(kind, key=lambda each: kind[each].numel())
-            shape = " × ".join(f"{size:,}" for size in kind[name].shape)
-            shapes.append(f"{shape} {'tokens' if kind is ids else name}")
-    return " and ".join(shapes) or "a batch"
 
 
 # ---- what a sampler can form ----

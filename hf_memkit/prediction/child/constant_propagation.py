@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -78,11 +78,21 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
         if hasattr(_aten, name)  # not every torch has both
         for overload in getattr(_aten, name).overloads()
     },
+    **dict.fromkeys(
+        (_aten._sparse_coo_tensor_with_dims_and_tensors.default, _aten._sparse_coo_tensor_unsafe.default),
+        lambda *args, **kwargs: _sparse(),
+    ),
     _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
     _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
 }
 """Operations that have a rule here in the place of torch's: those whose kernel gives something else, and those that
 torch would run on real tensors, on a GPU too, to learn the shape of their result."""
+
+
+def _sparse() -> NoReturn:
+    """Its kernels sort and join indices, in memory that no shape tells of."""
+    raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
+
 
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
 
@@ -185,8 +195,8 @@ class KnownValues:
             result = self.compute(func, args, kwargs)
         except LookupError:
             raise Unmodelled(
-                f"{func}: the size of its result depends on computed values, and a trace has none (such as the "
-                f"experts that a router picks); measure with memkit run"
+                f"{func}: the size of its result depends on values that are computed or drawn by chance, and a trace "
+                "has none; measure with memkit run"
             ) from None
         return tree_map(lambda leaf: _alike(args[0], leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
 

@@ -252,9 +252,14 @@ def _values_are_refused(boundary: RealAndFake) -> dict[str, Any]:
             return str(originals["__repr__"](self, **options))
         return f"{repr(value)[:-1]}, device='{self.device}')" if self.is_cuda else repr(value)
 
+    def formatted(self: FakeTensor, spec: str) -> str:
+        value = known_values(self)
+        return str(originals["__format__"](self, spec)) if value is None or value.dim() else format(value.item(), spec)
+
     names = ("numpy", "tolist", "__array__")
-    originals = {name: getattr(FakeTensor, name) for name in (*names, "__repr__")}
+    originals = {name: getattr(FakeTensor, name) for name in (*names, "__repr__", "__format__")}
     for name in names:
         setattr(FakeTensor, name, only_known(name))
     FakeTensor.__repr__ = shown  # type: ignore[method-assign, assignment]
+    FakeTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
     return originals
