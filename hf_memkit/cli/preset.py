@@ -167,7 +167,7 @@ def copy(
 
 def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
-    from hf_memkit.emulated_bf16 import emulated_by_setup
+    from hf_memkit.bf16_on_gpus import emulated_by_setup
     from hf_memkit.presets.outside import SCRIPTS
     from hf_memkit.resolve import read_own, resolve
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.emulated_bf16 import emulated_bf16
+from hf_memkit.bf16_on_gpus import emulated_bf16
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine, described_machine
 from hf_memkit.job import Job, process_row

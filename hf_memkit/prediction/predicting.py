@@ -15,8 +15,8 @@ from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
+from hf_memkit.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.compat import free_order
-from hf_memkit.emulated_bf16 import emulated_by_setup
 from hf_memkit.errors import InputError, NoKernel, TraceFailed
 from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.job import Job, process_row
@@ -71,6 +71,8 @@ def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Set
     job = setup.sized_job
     model = job.model
     _refuse_impossible(setup, job)
+    if why := unscaled_by_setup(setup):  # at once, and where nothing is traced on a GPU
+        raise NoKernel(why)
     setup = setup.put("arguments.per_device_train_batch_size", job.micro_batch_size, "asked for")
     setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
     ledger = _ledger(setup, job)

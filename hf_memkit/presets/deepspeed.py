@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.emulated_bf16 import emulated_by_setup
+from hf_memkit.bf16_on_gpus import emulated_by_setup
 from hf_memkit.errors import InputError, MissingPackageError, SettingError
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import Job, process_row, shortages

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit import resources
-from hf_memkit.emulated_bf16 import emulated_by_setup
+from hf_memkit.bf16_on_gpus import emulated_by_setup
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.prediction import Prediction

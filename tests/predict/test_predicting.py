@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from hf_memkit.errors import InputError
+from hf_memkit.bf16_on_gpus import unscaled_by_setup
+from hf_memkit.errors import InputError, NoKernel
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.prediction import Prediction, predict
@@ -33,6 +34,21 @@ def predicted(setup: Setup | None = None, **options: Any) -> Prediction:
     given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
     trace = given.pop("trace", True)
     return predict(replace(setup or small_setup(), job=Job(**given)), trace=trace)
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_gradients_that_fp16_cannot_scale_are_refused(trace: bool) -> None:
+    """Would notice: "fits" for a checkpoint in bf16 under fp16, by formula too."""
+    setup = small_setup({**GPT2, "dtype": "bfloat16"}, fp16=True)
+    with pytest.raises(NoKernel, match='dtype="float32"'):
+        predicted(setup, trace=trace)
+    for other in (
+        setup.put("model.dtype", "float32", "a test's"),
+        setup.put("adapter.r", 8, "a test's"),  # which PEFT keeps in fp32
+        setup.put("deepspeed.config", {}, "a test's"),  # which scales by itself
+        small_setup({**GPT2, "dtype": "bfloat16"}, bf16=True),
+    ):
+        assert not unscaled_by_setup(replace(other, job=Job(facts(GPT2), MACHINE, 2, LENGTH)))
 
 
 def test_a_trace_is_the_first_choice() -> None:

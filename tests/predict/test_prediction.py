@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.emulated_bf16 import emulated_bf16
+from hf_memkit.bf16_on_gpus import emulated_bf16
 from hf_memkit.hardware import Gpu, Machine, described_gpu
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import (

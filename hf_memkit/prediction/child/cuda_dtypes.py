@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from hf_memkit.bf16_on_gpus import unscaled_bf16
 from hf_memkit.errors import NoKernel
 from hf_memkit.prediction.child.plain_tensors import device_type
 
@@ -70,20 +71,10 @@ def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refu
         return
     name = str(dtype).removeprefix("torch.")
     if str(func) == _UNSCALE:
-        raise NoKernel(_unscaling(name))
+        raise NoKernel(unscaled_bf16(has_bf16=torch.cuda.get_device_capability() >= (8, 0)))
     where = f" in {module}" if module else ""
     instead = "in float32: tensor.float()" if name in _HALF else "in another type, such as tensor.float()"
     raise NoKernel(f"{str(func).rpartition('.')[0]}{where}: CUDA has no kernel for {name}; compute it {instead}")
-
-
-def _unscaling(name: str) -> str:
-    """What happens, and both ways out."""
-    has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
-    other = "write bf16=True instead of fp16=True" if has_bf16 else "use bf16=True on a GPU of compute capability 8.0"
-    return (
-        f"fp16=True with weights in {name}: the run stops in its first optimizer step: CUDA has no kernel that "
-        f'unscales {name} gradients; load the weights with dtype="float32" in from_pretrained, or {other}'
-    )
 
 
 def type_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:

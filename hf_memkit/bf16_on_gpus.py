@@ -1,5 +1,6 @@
-"""bf16 on a GPU without it, which torch emulates: the one place that decides whether a training does that, and what to
-do instead. Every verb shows the line under its verdict."""
+"""bf16 on a GPU without it, which torch emulates, and in gradients that fp16's loss scaling cannot take: the one place
+that decides whether a training does that, and what to do instead. Every verb shows the first under its verdict, and
+refuses the second."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu
     from hf_memkit.setup import Setup
 
-__all__ = ["emulated_bf16", "emulated_by_setup"]
+__all__ = ["emulated_bf16", "emulated_by_setup", "unscaled_bf16", "unscaled_by_setup"]
 
 
 def emulated_bf16(
@@ -56,14 +57,44 @@ def emulated_bf16(
 
 def emulated_by_setup(setup: Setup) -> str:
     """As `emulated_bf16`."""
-    job = setup.job
-    stored = str(setup.get("model.architecture", {}).get("dtype") or "").removeprefix("torch.")
-    dtype = str(setup.get("model.dtype") or stored or "float32")
-    quantised = "model.quantization" in setup
     return emulated_bf16(
-        job.machine.gpu if job is not None else None,
+        setup.job.machine.gpu if setup.job is not None else None,
         setup.arguments,
-        dtypes=() if quantised else (dtype,),
-        trained=() if quantised or setup.section("adapter") else (dtype,),
+        dtypes=() if "model.quantization" in setup else (_dtype(setup),),
+        trained=_trained(setup),
         config=setup.get("deepspeed.config"),
     )
+
+
+def unscaled_bf16(*, has_bf16: bool) -> str:
+    """What happens to weights in bf16 under `fp16=True`, and both ways out.
+
+    `"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'` (pytorch 2.13.0:
+    aten/src/ATen/native/cuda/AmpKernels.cu).
+
+    Args:
+        has_bf16: whether the GPU computes in bf16.
+    """
+    other = "write bf16=True instead of fp16=True" if has_bf16 else "use bf16=True on a GPU of compute capability 8.0"
+    return (
+        "fp16=True with weights in bfloat16: the run stops in its first optimizer step: CUDA has no kernel that "
+        f'unscales bfloat16 gradients; load the weights with dtype="float32" in from_pretrained, or {other}'
+    )
+
+
+def unscaled_by_setup(setup: Setup) -> str:
+    """As `unscaled_bf16`; empty: that does not happen. DeepSpeed scales the loss itself."""
+    if setup.arguments.get("fp16") is not True or "deepspeed.config" in setup or "bfloat16" not in _trained(setup):
+        return ""
+    return unscaled_bf16(has_bf16=setup.resolved_for.bf16)
+
+
+def _dtype(setup: Setup) -> str:
+    """Of the weights: that of the checkpoint, unless the setup says another (transformers 5.23.0: `dtype="auto"`)."""
+    stored = str(setup.get("model.architecture", {}).get("dtype") or "").removeprefix("torch.")
+    return str(setup.get("model.dtype") or stored or "float32")
+
+
+def _trained(setup: Setup) -> tuple[str, ...]:
+    """Types of the weights that are trained; PEFT keeps adapters in fp32."""
+    return () if "model.quantization" in setup or setup.section("adapter") else (_dtype(setup),)
