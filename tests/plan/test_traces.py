@@ -173,7 +173,7 @@ def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) 
     plan that trains on other rows than the script."""
     arguments = (*OWN, "--dataloader_drop_last", "True", "--num_train_epochs", "1")
     plan = plan_script(
-        UserScript.found("train.py", arguments), described_machine("T4", "520MiB", None, None), limit_s=8
+        UserScript.found("train.py", arguments), described_machine("T4", "567MiB", None, None), limit_s=8
     )
     assert plan.own.facts is not None and plan.own.facts["steps"] == 3
     assert {each.candidate.micro_batch_size for each in plan.traced} <= {4, 8}
