@@ -112,8 +112,9 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         ignored = [line for line in ignored if line.partition(":")[0] not in former_arguments(file.content)]
     else:
         notes = []
-    whose = file.other.what if file.other else "ignored, or read as another tool's"
-    notes += [f"{file.path}: {whose}{': ' if ignored else ''}{'; '.join(ignored[:_LISTED])}"] if ignored else []
+    if ignored or file.other:
+        whose = f"{file.other.what}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
+        notes.append(": ".join([str(file.path), whose, *(["; ".join(ignored[:_LISTED])] if ignored else [])]))
     return _with_model(values), notes
 
 
