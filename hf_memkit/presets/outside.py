@@ -78,7 +78,7 @@ class Outside:
     line: str
     essential: bool = False
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, Any]:
         return {"what": self.what, "reason": self.reason, "line": self.line, "essential": self.essential}
 
 
