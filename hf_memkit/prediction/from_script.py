@@ -199,6 +199,7 @@ def predict_script_training(
     refuse_engine(script, environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
     with own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+        tried: list[int] = []
 
         def predicted(batch: int | None = None) -> tuple[Prediction, ScriptTraining]:
             nonlocal tried
@@ -211,7 +212,6 @@ def predict_script_training(
                 ram_is_given=ram_is_given,
             )  # fmt: skip
 
-        tried: list[int] = []
         return first_that_fits(predicted(), tried, predicted)
 
 

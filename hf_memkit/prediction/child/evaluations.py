@@ -203,7 +203,8 @@ class Evaluations:
 
     @contextlib.contextmanager
     def _shortened(self, trainer: Any) -> Iterator[None]:
-        loop, seen = Trainer.evaluation_loop, []
+        loop = Trainer.evaluation_loop
+        seen: list[tuple[int, int]] = []  # numbers of the largest batch, and batches
 
         def short_loop(trainer: Any, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
             loader = dataloader if isinstance(dataloader, Loader) else self._short(trainer, dataloader)

@@ -68,7 +68,8 @@ class Kept:
 
     def move(self, container: Any) -> None:
         if container.tensors is None or not is_traced():
-            return _MOVE(container)
+            _MOVE(container)
+            return
         arrays = tree_map(_on_host, container.tensors)
         batches, self._added[container] = self._added[container], 0
         so_far = self._in_ram.get(container)

@@ -72,7 +72,7 @@ class OwnLoops:
             return scaled(scaler, optimizer, *args, **kwargs)
 
         torch.autograd.backward = watched
-        torch.amp.GradScaler.step = step  # type: ignore[method-assign]
+        torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
         register_optimizer_step_pre_hook(self._step)
 
     def _step(self, optimizer: Any, *_: Any) -> None:
