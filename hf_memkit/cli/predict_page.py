@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hf_memkit.cli.predict_render import answer, basis, peak, sizes, warnings
+from hf_memkit.cli.predict_render import answer, basis, sizes, warnings
 from hf_memkit.report.bars import prediction_bars
 from hf_memkit.report.document import document, write_document
 from hf_memkit.report.html import el, join, lead, section, terms, tiles
@@ -57,7 +57,7 @@ def write_page(
         if changes
         else None,
         section(
-            "target", "What it will need", el("p", f"{peak(prediction)}."), *prediction_bars(target, said),
+            "target", "What it will need", el("p", f"{prediction.peak}."), *prediction_bars(target, said),
             terms(sizes(prediction).items(), "facts"),
         ),
         section("basis", "What it rests on", el("ul", *(el("li", line.plain) for line in basis(prediction, above)))),

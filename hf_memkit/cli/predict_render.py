@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_memkit.cli.tables import plain_table
-from hf_memkit.prediction import summary
-from hf_memkit.prediction.summary import peak, size_text
+from hf_memkit.prediction.prediction import size_text
 from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.report.palette import CATEGORY_COLOURS
 from hf_memkit.report.sanitize import text
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from hf_memkit.setup import Setup
 
 __all__ = [
-    "accumulated", "advice", "advice_for", "answer", "basis", "brief", "gpus_of", "of_variant", "peak", "show",
+    "accumulated", "advice", "advice_for", "answer", "basis", "brief", "gpus_of", "of_variant", "show",
     "sizes", "tables", "title_of", "warnings",
 ]  # fmt: skip
 
@@ -129,7 +128,7 @@ def answer(prediction: Prediction, change: Sequence[str] = (), *, short: bool = 
 def tables(prediction: Prediction, width: int) -> list[RenderableType]:
     """The peak, what it is made of, the phases, and what the GPU and the machine hold."""
     return [
-        Text(peak(prediction)),
+        Text(prediction.peak),
         _bars(prediction, width),
         Text(""),
         _phases(prediction),
@@ -147,7 +146,7 @@ def basis(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Text]:
 
 def brief(prediction: Prediction) -> list[Text]:
     """The peak by category and by phase in a few lines, for `--short`."""
-    return [Text(f"{text(line, _SHORT_LINE)}.") for line in summary.lines(prediction)]
+    return [Text(f"{text(line, _SHORT_LINE)}.") for line in prediction.summary()]
 
 
 def title_of(setup: Setup) -> str:

@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from html import escape
+from typing import Any, Final, Self
 
 from hf_memkit.hardware import Machine
-from hf_memkit.prediction import summary
 from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, usable_bytes
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, format_size
 
-__all__ = ["PhasePeak", "Prediction", "with_rest"]
+__all__ = ["PhasePeak", "Prediction", "size_text", "with_rest"]
 
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved of a phase, bytes; None: not modelled."""
+
+
+_SMALLEST_PART: Final = 0.001
+"""Share of the peak below which a category is not listed."""
+
+
+def size_text(size_bytes: int | None) -> str:
+    """`"1.53 GiB"`, or that it was not modelled."""
+    if size_bytes is None:
+        return "not modelled"
+    return format_size(size_bytes) if size_bytes else "0"
 
 
 def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Category, int]:
@@ -151,14 +162,58 @@ class Prediction:
         """Another prediction with these warnings, each once; empty ones are omitted."""
         return replace(self, warnings=tuple(dict.fromkeys((*self.warnings, *filter(None, warnings)))))
 
+    @property
+    def headline(self) -> str:
+        """The verdict and its reason, or that no GPU is known."""
+        if self.verdict is None:
+            return "NO VERDICT: no GPU is known"
+        how = ", estimated by formula" if self.confidence.level == "formula" else ""
+        return f"{self.verdict.upper()}{how}: {self.why}"
+
+    @property
+    def peak(self) -> str:
+        """Where the peak is: phase, and operation and module where a trace shows them."""
+        where = f"in {self.peak_phase}"
+        if self.peak_operation:
+            where += f", at {self.peak_operation}"
+        if self.peak_module:
+            where += f" of {self.peak_module}"
+        return f"Peak allocated on the GPU: {size_text(self.peak_allocated_bytes)}, {where}"
+
+    @property
+    def largest_parts(self) -> list[tuple[Category, int]]:
+        """Categories of the peak from a thousandth of it on, the largest first."""
+        held = sorted(self.categories.items(), key=lambda item: -item[1])
+        return [(name, size) for name, size in held if size > _SMALLEST_PART * self.peak_allocated_bytes]
+
+    def summary(self) -> list[str]:
+        """The peak, its categories, the phases and the confidence, a sentence each without its full stop."""
+        phases = ", ".join(f"{name} {size_text(allocated)}" for name, (allocated, _) in self.phases.items())
+        return [
+            self.peak,
+            f"Made of: {', '.join(f'{name} {size_text(size)}' for name, size in self.largest_parts)}",
+            f"By phase: {phases}",
+            f"Confidence: {self.confidence.level}, {self.confidence.measured}",
+        ]
+
     def __str__(self) -> str:
         """The verdict, warnings, the peak, its categories and the phases: `repr` has every number."""
         warnings = (f"Warning: {warning}" for warning in self.warnings)
-        return "\n".join(f"{line}." for line in (summary.headline(self), *warnings, *summary.lines(self)))
+        return "\n".join(f"{line}." for line in (self.headline, *warnings, *self.summary()))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return summary.as_html(self)
+        """What a notebook shows: the verdict, warnings, and the peak's categories as a table."""
+        rows = "".join(
+            f"<tr><td>{name}</td><td style='text-align:right'>{size_text(size)}</td>"
+            f"<td style='text-align:right'>{100 * size / self.peak_allocated_bytes:.0f} %</td></tr>"
+            for name, size in self.largest_parts
+        )
+        warnings = "".join(f"<p>Warning: {escape(warning)}.</p>" for warning in self.warnings)
+        confidence = self.summary()[-1]
+        return (
+            f"<p><b>{escape(self.headline)}.</b></p>{warnings}<p>{escape(self.peak)}.</p>"
+            f"<table>{rows}</table><p>{escape(confidence)}.</p>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
