@@ -79,7 +79,7 @@ time.sleep(300)
     )
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_predict(tmp_path: Path) -> None:
     """While its child loads, and while the script runs, which has started another program."""
     killed(tmp_path, TRAINS, *memkit("predict", "train.py", "--gpu", "T4"), when=lambda found: len(found) == 1)
@@ -91,14 +91,14 @@ def test_predict(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_plan(tmp_path: Path) -> None:
     """With its pool, whose processes hold what the others listen to."""
     words = memkit("plan", "train.py", "--gpu", "T4", "--limit", "600")
     killed(tmp_path, TRAINS, *words, when=lambda found: len(found) >= 4)
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_run(tmp_path: Path) -> None:
     """While it predicts."""
     killed(tmp_path, WAITS, *memkit("run", "--predict", "train.py"), when=lambda found: len(found) >= 3)

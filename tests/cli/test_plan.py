@@ -86,6 +86,7 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     assert {path.name for path in folder.iterdir()} == {"train.py", "begun", "plan.yaml", "plan.html"}
 
 
+@pytest.mark.slow
 def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: the script's own batch in a setup, steps that do not follow, a script that is not judged as it
     stands, a plan file without a word of it."""
@@ -110,6 +111,7 @@ def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFix
     assert "--sequences-per-step 100: the script trains on 64 rows" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +129,7 @@ def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
 
 @pytest.mark.parametrize(
     ("limit", "code", "verdict"),
-    [("0", 3, "unfinished"), pytest.param("400", 1, "nothing fits", marks=pytest.mark.longer)],
+    [("0", 3, "unfinished"), pytest.param("400", 1, "nothing fits", marks=pytest.mark.slow)],
 )
 def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
     folder: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int, verdict: str
@@ -142,6 +144,7 @@ def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
     assert "plan.yaml: not written" in said.err and not (folder / "plan.yaml").exists()
 
 
+@pytest.mark.slow
 def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Would notice: a GPU whose traces are taken for another's; a price that goes to the wrong GPU, or to none; a GPU
     on which nothing fits anywhere but last, or left out."""
@@ -160,6 +163,7 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     assert said.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
 
 
+@pytest.mark.slow
 def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: LoRA on the first line or in a plan file, a diff that is not the script's or does not come, QLoRA
     of a model that nobody loads tried without a word."""
@@ -220,6 +224,7 @@ def test_ctrl_c_before_anything_fits(folder: Path) -> None:
     assert code == 3 and out.startswith("NO SETUP FOUND YET"), said
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
     """Would notice: an answer that comes when what is being traced has ended, minutes after it was asked."""
     (folder / "slow").touch()
@@ -229,6 +234,7 @@ def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
     assert said.count(": fits") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:
     """Would notice: 1, which would say that nothing fits; a script that goes on."""
     (folder / "wait").write_text("60")

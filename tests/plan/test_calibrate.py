@@ -38,6 +38,7 @@ def kept(**factors: float) -> Calibration:
     return Calibration("L4", "", torch_version(), factors, "a test", "2026-01-31")
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_a_plan_takes(cache: Path) -> None:
     """Finds: a factor upside down, probes that record nothing, a file that is not read back."""
     tflops = {"float32": Figure(0.05, "a CPU")}

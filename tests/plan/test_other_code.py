@@ -153,7 +153,12 @@ def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | 
 
 @pytest.mark.tracing
 @pytest.mark.parametrize(
-    ("script", "also"), [("plain", ("lora", "qlora")), ("subclass", ("lora",)), ("trl", ("qlora",))]
+    ("script", "also"),
+    [
+        ("plain", ("lora", "qlora")),
+        pytest.param("subclass", ("lora",), marks=pytest.mark.slow),
+        pytest.param("trl", ("qlora",), marks=pytest.mark.slow),
+    ],
 )
 def test_the_changed_script_is_what_was_traced(
     script: str, also: tuple[str, ...], folder: Path, worker: Worker
@@ -191,6 +196,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_a_loss_in_chunks_is_what_was_traced(folder: Path, worker: Worker) -> None:
     """Would notice: a loss in chunks that is traced and not written, one that saves nothing, one proposed beside

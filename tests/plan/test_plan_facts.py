@@ -226,6 +226,7 @@ def test_no_fp16_is_proposed_where_gradients_are_in_bf16(dtypes: list[str], prop
     assert bool(list(_precisions(facts, described_machine("T4", None, None, None)))) is proposed
 
 
+@pytest.mark.slow
 def test_trl_s_parser_is_one_too() -> None:
     """Would notice: flags withheld from those whose script reads them with TRL's own copy of HfArgumentParser."""
     pytest.importorskip("trl")

@@ -77,6 +77,7 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, **drawn))
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def found(folder: Path) -> Found:
     return Found(plan, plan.own, names["8 × 1, padding-free"])
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_the_same_tokens_in_less_memory_and_time(found: Found) -> None:
     """Would notice: a candidate whose rows are padded all the same, tokens that are counted with padding or twice, a

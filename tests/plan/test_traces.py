@@ -144,7 +144,7 @@ SFTTrainer(sys.argv[1], args=arguments, train_dataset=rows, processing_class=tok
 """
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

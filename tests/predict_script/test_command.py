@@ -232,7 +232,7 @@ Trainer(model, arguments, train_dataset=rows, eval_dataset=rows).train()
 """
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_path: Path) -> None:
     """Would notice: a verdict on a batch with which nobody trains; a run of the script for each batch."""
     options = ("--gpu-memory", "2GB", "--json", "--no-search")

@@ -112,7 +112,7 @@ CHEAP = ("popen", "forked", "torch")
 
 
 @pytest.mark.parametrize(
-    "way", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.longer) for name in STARTS]
+    "way", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in STARTS]
 )
 def test_every_way_to_start_one_ends_the_prediction(predict: Predict, tmp_path: Path, way: str) -> None:
     """The launcher that is found is one that would leave a trace."""

@@ -459,7 +459,7 @@ BertForSequenceClassification(config).save_pretrained("bert")
 """
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tmp_path: Path) -> None:
     """Would notice: "fits" for a run that raises in its first second, and a refusal of one that goes on."""
     (tmp_path / "save.py").write_text(RESUMES + SAVES)

@@ -131,7 +131,7 @@ def test_deepspeed_without_a_launcher_trains(start: Start, tmp_path: Path, confi
     assert len(found(tmp_path, "out")["losses"]) == 3 and recorded(tmp_path / "out")[-1] == "end"
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_see_the_records(tmp_path: Path) -> None:
     """And ends by the signal, as Python does."""
     command = [sys.executable, *MEMKIT, "trains.py", "long", "out"]
