@@ -6,7 +6,7 @@ Linux sends a parent-death signal when the *thread* that started a process ends 
 |---|---|
 | is forked by a thread that lasts | `end_with`, first thing |
 | is a program, started by a thread that lasts | `Popen(preexec_fn=ends_with_this())` |
-| is forked by any thread | `watch`: a thread of its own waits for the parent's end |
+| is forked by any thread | `watch`: another thread of it waits for the parent's end |
 """
 
 from __future__ import annotations

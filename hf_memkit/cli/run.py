@@ -84,7 +84,7 @@ def _refuse_lost_options(
 
 def _is_memkits(name: str, value: str, script: str, *, is_module: bool) -> bool:
     """Whether an option behind the script's name is meant for memkit: a plan, or what no file of the script has as an
-    option (`"--name"`) or a field (`name: …`) of its own."""
+    option (`"--name"`) or a field (`name: …`)."""
     if name == "--log" and value not in LOGS:
         return False
     if name == "--plan" and Path(value).is_file():

@@ -520,6 +520,10 @@ ENDS = {
         TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "line 19: the script reads the value", ""
     ),
     "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "omit use_cpu", ""),
+    "another precision": (
+        "import os; os.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'\n" + TINY + "\ntrainer(tiny()).train()\n",
+        "ACCELERATE_MIXED_PRECISION=bf16", "",
+    ),
     "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "omit it, or measure", ""),
 }  # fmt: skip
 
@@ -536,6 +540,18 @@ def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
     assert "predict" not in last(said)
     assert beside in said + written
     assert "hf_memkit" not in said and "child/script.py" not in said + written
+
+
+@pytest.mark.parametrize("verb", ["predict", "plan"])
+@pytest.mark.parametrize("engine", ["DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"])
+def test_an_engine_that_accelerate_would_choose_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, engine: str
+) -> None:
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable := f"ACCELERATE_USE_{engine}", "true")
+    assert main([verb, "train.py", "--gpu", "T4"]) == 2
+    assert f"{variable}=true" in last(capsys.readouterr().err) and not (tmp_path / "ran").exists()
 
 
 def test_a_mistake_of_syntax_is_shown_before_anything_is_started(run: Run) -> None:
