@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_memkit.prediction.child import checkpoints
 from hf_memkit.prediction.replay import replay
 from hf_memkit.prediction.trace import Trace
 from tests.predict_script.conftest import Predict
@@ -419,6 +420,20 @@ def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tm
         assert error["type"] == kind and error["place"] in (f"train.py, line {line}", *places(RESUMES)), (code, error)
     for code in goes_on:
         assert "trace" in (found := predict(f"{RESUMES}{code}\n")), (code, found)
+
+
+def test_states_that_other_processes_saved_are_refused(tmp_path: Path) -> None:
+    """Would notice: "fits" on 2 GPUs for a resume of what 8 saved."""
+    with pytest.raises(ValueError, match="valid checkpoint"):
+        checkpoints._refuse_engine(tmp_path, 2)
+    (tmp_path / "global_step7").mkdir()
+    (tmp_path / "latest").write_text("global_step7\n")
+    checkpoints._refuse_engine(tmp_path, 2)  # saved without states
+    for rank in range(8):
+        (tmp_path / "global_step7" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    checkpoints._refuse_engine(tmp_path, 8)
+    with pytest.raises(ValueError, match="8 processes and 2"):
+        checkpoints._refuse_engine(tmp_path, 2)
 
 
 def places(code: str) -> list[str]:
