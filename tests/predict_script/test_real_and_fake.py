@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_memkit.prediction.child import checkpoints
 from hf_memkit.prediction.replay import replay
 from hf_memkit.prediction.trace import Trace
 from tests.predict_script.conftest import Predict
@@ -435,14 +436,17 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, Trainer
 from transformers import TrainingArguments
 
+ZERO = {"zero_optimization": {"stage": 2}}
+
 def model(width=32, rank=0):
     made = LlamaForCausalLM(LlamaConfig(
         vocab_size=64, hidden_size=width, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2))
     options = LoraConfig(r=rank, target_modules=["q_proj"], task_type="CAUSAL_LM")
     return get_peft_model(made, options) if rank else made
 
-def train(model, folder="out", **options):
-    arguments = TrainingArguments(folder, max_steps=2, save_steps=1, report_to="none", use_cpu="real" in sys.argv)
+def train(model, folder="out", deepspeed=None, **options):
+    arguments = TrainingArguments(
+        folder, deepspeed=deepspeed, max_steps=2, save_steps=1, report_to="none", use_cpu="real" in sys.argv)
     Trainer(model, arguments, train_dataset=[{"input_ids": [1] * 8, "labels": [1] * 8}] * 16).train(**options)
 
 def classifier(**options):
@@ -475,8 +479,12 @@ def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tm
         "train(model(64, rank=4), resume_from_checkpoint='lora/checkpoint-1')": "RuntimeError",
         "train(LlamaForCausalLM.from_pretrained('parts'))": "FileNotFoundError",
         "classifier(num_labels=3)": "RuntimeError",
+        "train(model(), deepspeed=ZERO, resume_from_checkpoint='full/checkpoint-1')": "ValueError",
     }
+    (tmp_path / "zero" / "global_step1").mkdir(parents=True)
+    (tmp_path / "zero" / "trainer_state.json").write_text("{}")
     goes_on = [
+        "train(model(), deepspeed=ZERO, resume_from_checkpoint='zero')",
         "train(model(), resume_from_checkpoint='full/checkpoint-1')",
         "train(model(rank=4), resume_from_checkpoint='lora/checkpoint-1')",
         "train(model(64), resume_from_checkpoint='elsewhere/checkpoint-1')",
@@ -489,6 +497,20 @@ def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tm
         assert error["type"] == kind and error["place"] in (f"train.py, line {line}", *places(RESUMES)), (code, error)
     for code in goes_on:
         assert "trace" in (found := predict(f"{RESUMES}{code}\n")), (code, found)
+
+
+def test_states_that_other_processes_saved_are_refused(tmp_path: Path) -> None:
+    """Would notice: "fits" on 2 GPUs for a resume of what 8 saved."""
+    with pytest.raises(ValueError, match="valid checkpoint"):
+        checkpoints._refuse_engine(tmp_path, 2)
+    (tmp_path / "global_step7").mkdir()
+    (tmp_path / "latest").write_text("global_step7\n")
+    checkpoints._refuse_engine(tmp_path, 2)  # saved without states
+    for rank in range(8):
+        (tmp_path / "global_step7" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    checkpoints._refuse_engine(tmp_path, 8)
+    with pytest.raises(ValueError, match="8 processes and 2"):
+        checkpoints._refuse_engine(tmp_path, 2)
 
 
 def places(code: str) -> list[str]:

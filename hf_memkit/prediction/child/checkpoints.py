@@ -62,7 +62,7 @@ def refuse_checkpoint(trainer: Any, folder: Any) -> None:
     """
     if not isinstance(folder, str | os.PathLike) or not Path(folder).is_dir():
         return
-    if trainer.is_deepspeed_enabled:
+    if trainer.is_deepspeed_enabled or trainer.args.deepspeed:  # which keeps its value alone (`script_engine.py`)
         _refuse_engine(Path(folder), trainer.args.world_size)
     elif all(isinstance(each, FakeTensor) for each in trainer.model.parameters()):
         with _headers_alone():
