@@ -187,7 +187,6 @@ def test_the_table_of_refused_types_is_of_the_installed_torch() -> None:
         (aten._fft_r2c.default, torch.float16, False),
         (aten._ctc_loss.default, torch.float16, True),
         (aten.bitwise_and_.Tensor, torch.float32, True),  # in place, too
-        (aten.linalg_cholesky_ex.default, BF16, True),
         (aten.cumsum.default, torch.bool, False),  # OpInfos do not list it, but only `dtype=bool` fails
         (aten.relu.default, BF16, False),
     ],
