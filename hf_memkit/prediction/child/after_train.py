@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
-from hf_memkit.prediction.child.evaluations import Call, Evaluations, Metrics, without_values
+from hf_memkit.prediction.child.evaluations import EvaluationCall, Evaluations, Metrics, without_values
 from hf_memkit.prediction.child.leaves_nothing import Ended, Nowhere, with_subclasses
 from hf_memkit.prediction.child.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
@@ -148,7 +148,7 @@ class AfterTrain:
             for name in ("merge_and_unload", "merge_adapter"):
                 self._within(kind, name, "merge")
 
-    def _evaluated(self, call: Call) -> Any:
+    def _evaluated(self, call: EvaluationCall) -> Any:
         with self._stretches.of("evaluate"):
             self._leave()
             try:

@@ -33,7 +33,7 @@ from hf_memkit.prediction.child.users_code import line_of
 from hf_memkit.units import format_size
 
 __all__ = [
-    "Call", "Evaluations", "Metrics", "is_asked_for", "largest_batch", "without_values",
+    "EvaluationCall", "Evaluations", "Metrics", "is_asked_for", "largest_batch", "without_values",
 ]  # fmt: skip
 
 _EVALUATED: Final = 2
@@ -52,7 +52,7 @@ def largest_batch(loader: Any, *, worst: bool) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EvaluationCall:
     """An `evaluate()` or `predict()`.
 
     Attributes:
@@ -126,10 +126,10 @@ class Evaluations:
     """
 
     def __init__(self, *, worst: bool) -> None:
-        self.answer: Callable[[Call], Any] | None = None
+        self.answer: Callable[[EvaluationCall], Any] | None = None
         self.notes: dict[str, None] = {}
         self._worst = worst
-        self._before: list[Call] = []
+        self._before: list[EvaluationCall] = []
         self._loops = 0  # over batches, that have come to the last
         self._in_loop = False
         self._dtype: torch.dtype | None = None
@@ -151,7 +151,7 @@ class Evaluations:
         def called(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             if self.answer is None:
                 return method(trainer, *args, **kwargs)
-            return self.answer(Call(name, method, trainer, args, kwargs))
+            return self.answer(EvaluationCall(name, method, trainer, args, kwargs))
 
         return called
 
@@ -163,27 +163,30 @@ class Evaluations:
 
     # ---- when ----
 
-    def remember(self, call: Call) -> Any:
+    def remember(self, call: EvaluationCall) -> Any:
         """An evaluation above `train()`: it is made after the steps."""
         self._before.append(call)
         return call.unknown()
 
-    def asked(self, trainer: Any) -> list[Call]:
+    def asked(self, trainer: Any) -> list[EvaluationCall]:
         """Those that belong to the training, or stood above it."""
         found = []
         if is_asked_for(trainer.args.eval_strategy):
-            found.append(Call("evaluate", type(trainer).evaluate, trainer))
+            found.append(EvaluationCall("evaluate", type(trainer).evaluate, trainer))
         for call in self._before:
-            again = any((each.args, each.kwargs or {}) == (call.args, call.kwargs or {}) for each in found)
-            if call.trainer is trainer and not again:
-                found.append(call)
+            if call.trainer is not trainer:
+                self.notes[f"{call.name}() of another Trainer, before train(): not predicted"] = None
+                continue
             self.notes[f"{call.name}() before train(): predicted after the steps, with the optimizer's states"] = None
+            own = call.args or set(call.kwargs or {}) - {"metric_key_prefix"}
+            if own or call.name == "predict" or not found:
+                found.append(call)
         self._before.clear()
         return found
 
     # ---- one of them ----
 
-    def trace(self, call: Call, dtype: torch.dtype | None = None) -> Any:
+    def trace(self, call: EvaluationCall, dtype: torch.dtype | None = None) -> Any:
         """What the call gives: with Trainer's own loop over the largest batches, and no metrics. What the script's
         method does when that loop is over may fail: a note names the line. `dtype`: of the batches, if an engine
         casts them."""

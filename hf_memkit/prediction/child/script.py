@@ -30,7 +30,7 @@ from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
-from hf_memkit.prediction.child.evaluations import Call, Evaluations
+from hf_memkit.prediction.child.evaluations import EvaluationCall, Evaluations
 from hf_memkit.prediction.child.fake_gpu import (
     inference_is_no_grad,
     made_up_values,
@@ -236,7 +236,7 @@ def _at_train(
         loops.stop = after.own_loop
         return after.begin(self)
 
-    def evaluated(call: Call) -> Any:
+    def evaluated(call: EvaluationCall) -> Any:
         after.nowhere.redirect()  # what is made up would be written down
         return evaluations.remember(call)
 
