@@ -174,10 +174,13 @@ class Evaluations:
         if is_asked_for(trainer.args.eval_strategy):
             found.append(EvaluationCall("evaluate", type(trainer).evaluate, trainer))
         for call in self._before:
-            again = any((each.args, each.kwargs or {}) == (call.args, call.kwargs or {}) for each in found)
-            if call.trainer is trainer and not again:
-                found.append(call)
+            if call.trainer is not trainer:
+                self.notes[f"{call.name}() of another Trainer, before train(): not predicted"] = None
+                continue
             self.notes[f"{call.name}() before train(): predicted after the steps, with the optimizer's states"] = None
+            own = call.args or set(call.kwargs or {}) - {"metric_key_prefix"}
+            if own or call.name == "predict" or not found:
+                found.append(call)
         self._before.clear()
         return found
 
