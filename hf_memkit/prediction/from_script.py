@@ -258,7 +258,7 @@ def predicted_training(
             trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
         )  # fmt: skip
-        return with_vllm(found.with_warnings(emulated), about.get("vllm"), machine)
+        return with_vllm(found.with_warnings(emulated, facts.get("fp16_overflow", "")), about.get("vllm"), machine)
 
     parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)

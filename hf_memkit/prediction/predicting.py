@@ -18,7 +18,6 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError, NoKernel, TraceFailed
-from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
@@ -64,7 +63,10 @@ def predict(
         ValueError: the setup has no job.
     """
     found = _predicted(setup, trace=trace, trust_remote_code=trust_remote_code, usual=usual)
-    return found.with_warnings(emulated_by_setup(setup))
+    model = setup.sized_job.model
+    fp16 = setup.get("arguments.fp16")
+    overflow = overflow_in_fp16(model.config.get("model_type")) if model is not None and fp16 else ""
+    return found.with_warnings(emulated_by_setup(setup), overflow)
 
 
 def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Setup | None) -> Prediction:
@@ -77,8 +79,6 @@ def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Set
     setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
     ledger = _ledger(setup, job)
     notes: list[str] = []
-    if model is not None and setup.get("arguments.fp16") and (why := overflow_in_fp16(model.config.get("model_type"))):
-        notes.append(why)
     failures: list[TraceFailed] = []
     if trace and is_split(setup) and ledger is None:
         raise InputError(

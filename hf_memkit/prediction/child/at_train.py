@@ -39,8 +39,9 @@ from hf_memkit.prediction.child.cuda_questions import memory_fraction
 from hf_memkit.prediction.child.evaluations import Evaluations, is_asked_for, largest_batch
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
+from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.plan_facts import fp16_overflow, needs_padding, plan_facts, refused_by_trl
+from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts, refused_by_trl
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -133,14 +134,14 @@ def traced_training(
                     if number == needed * accumulation and _surely_fits(tracer):
                         raise _Enough
                     if steps[number // accumulation].flash:
-                        _base(trainer.model).set_attn_implementation(_FLASH)
+                        base_model(trainer.model).set_attn_implementation(_FLASH)
                     if drawn:
                         trainer.lmbda = float(steps[number // accumulation].own_answers)
                     if online:  # answers are generated in every step, also where they last for several
                         trainer._buffered_inputs = None
 
             trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
-            attention = getattr(getattr(_base(trainer.model), "config", None), "_attn_implementation", None)
+            attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
             try:
                 train(trainer)
                 bounds.append((len(events), len(calls)))
@@ -148,7 +149,7 @@ def traced_training(
                 if len(bounds) <= needed:
                     raise
             if steps[-1].flash:
-                _base(trainer.model).set_attn_implementation(attention)
+                base_model(trainer.model).set_attn_implementation(attention)
             about["steps_end"] = len(events)
             trainer.is_in_train = True  # then *_full_eval casts nothing
             for call in evaluated:
@@ -219,11 +220,6 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
-def _base(model: Any) -> Any:
-    """Without PEFT's wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _without_padding(trainer: Any, longest: int | None) -> str:
     """What to type so that rows lie behind one another, without padding; empty where that would not train. `longest`:
     tokens of the longest row. TRL refuses `padding_free` beside `max_length`, and cuts no rows without it (trl 1.16.0:
@@ -246,9 +242,9 @@ def _without_padding(trainer: Any, longest: int | None) -> str:
 def _about(trainer: Any) -> Found:
     """What is trained, for the one who reads the prediction."""
     arguments, model = trainer.args, trainer.model
-    base = _base(model)
+    base = base_model(model)
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = [*filter(None, [fp16_overflow(trainer)]), *_left_out(arguments, base)]
+    notes = [*_left_out(arguments, base)]
     if getattr(arguments, "predict_with_generate", False):
         if not generates(arguments, type(trainer)):
             notes.append("predict_with_generate has no effect: only Seq2SeqTrainer generates")

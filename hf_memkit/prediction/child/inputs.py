@@ -92,7 +92,7 @@ def pads(setup: Setup, model: Any) -> bool:
         return True
     if setup.get("arguments.train_sampling_strategy") == "group_by_length":
         return True
-    return not type(_unwrapped(model)).__name__.endswith(_CAUSAL)
+    return not type(base_model(model)).__name__.endswith(_CAUSAL)
 
 
 def shortened(model: Any, row: Values) -> Values | None:
@@ -100,7 +100,7 @@ def shortened(model: Any, row: Values) -> Values | None:
     tokens = row.get("input_ids")
     if tokens is None or len(tokens) < 3 or isinstance(tokens[0], list):
         return None
-    padding = getattr(_unwrapped(model).config.get_text_config(), "pad_token_id", None) or 0
+    padding = getattr(base_model(model).config.get_text_config(), "pad_token_id", None) or 0
     shorter = {
         **row,
         "input_ids": [*tokens[:-2], tokens[-1], padding],  # what it ends with stays its end
@@ -123,7 +123,7 @@ def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
     Raises:
         InputError: the model takes something that memkit has no example of, or computes no loss.
     """
-    model = _unwrapped(model)
+    model = base_model(model)
     makers: dict[str, Callable[[Any, int], Values]] = {
         "input_ids": _text,
         "pixel_values": _image,
@@ -143,8 +143,8 @@ def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
     return found
 
 
-def _unwrapped(model: Any) -> Any:
-    """The model itself: PEFT's wrapper takes anything."""
+def base_model(model: Any) -> Any:
+    """The model itself, without PEFT's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

@@ -23,6 +23,7 @@ from hf_memkit.memory.holdings import carried_by
 from hf_memkit.memory.hooks import HookSet, output_embedding
 from hf_memkit.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.memory.phases import PhaseTracker
+from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.terms import Category, Phase
 
@@ -234,6 +235,6 @@ def optimizer_states(optimizer: Any) -> list[Any]:
 
 def decoder_of(model: Any) -> nn.Module | None:
     """The model without its head, under PEFT's wrapper too; None where transformers keeps it in several parts."""
-    unwrapped = model.get_base_model() if hasattr(model, "get_base_model") else model
+    unwrapped = base_model(model)
     found = getattr(unwrapped, getattr(unwrapped, "base_model_prefix", "") or "-", None)
     return found if isinstance(found, nn.Module) else None

@@ -23,6 +23,7 @@ from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
 from hf_memkit.fp16_overflow import overflow_in_fp16
+from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
@@ -53,7 +54,7 @@ _FREE: Final = ("sentence_transformers.",)
 def plan_facts(trainer: Any) -> dict[str, Any]:
     """All of it, as JSON has it."""
     model = trainer.model
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     config = getattr(base, "config", None)
     parameters = list(model.parameters())
     return {
@@ -112,7 +113,7 @@ def _dtypes(parameters: list[torch.nn.Parameter]) -> list[str]:
 def fp16_overflow(trainer: Any) -> str:
     """What overflows in this training, where it computes in fp16; empty: nothing is known."""
     model = trainer.model
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     if not trainer.args.fp16 and all(each.dtype != torch.float16 for each in base.parameters()):
         return ""
     kept = getattr(base, "_keep_in_fp32_modules", None) or ()
@@ -123,7 +124,7 @@ def needs_padding(trainer: Any) -> str:
     """Why rows cannot lie behind one another in this training, without padding; empty: they can. That takes a model
     that continues a text and takes positions, and computes in 16 bits with flash attention, on a GPU that has it."""
     arguments, model = trainer.args, trainer.model
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     name = type(base).__name__
     if not isinstance(base, PreTrainedModel) or not name.endswith(("ForCausalLM", "LMHeadModel")):
         return f"{name} is not a causal language model of transformers"

@@ -27,6 +27,7 @@ from transformers import Trainer
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
+from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.work_recorder import launched
 
 __all__ = ["about_vllm", "answer_trl", "answers_are_made_up", "draws_whose_answers", "reference_loaders"]
@@ -151,7 +152,7 @@ def about_vllm(trainer: Any) -> dict[str, Any] | None:
         raise Unmodelled(f"use_vllm: not supported for {type(trainer).__name__}; omit it, or measure with memkit run")
     if found.mode != "colocate":
         return {"mode": found.mode}
-    model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
+    model = base_model(trainer.model)
     adapters = trainer.model.prefix if model is not trainer.model else "-"
     weights = [each for name, each in model.named_parameters() if adapters not in name]
     return {
