@@ -18,6 +18,7 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError, NoKernel, TraceFailed
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
