@@ -150,6 +150,17 @@ def peaks(found: dict[str, Any]) -> dict[str, int]:
     return dict(Trace.from_json(found["trace"]).peaks_by_phase())
 
 
+def test_what_the_script_makes_of_logits_is_what_is_kept(predict: Predict) -> None:
+    """Would notice: the logits of all batches, which no run ever keeps, and a job that "does not fit" for them."""
+    evaluated = [
+        peaks(predict(f"{ON_GPU}\nmade({name!r}).train()"))["evaluate"] for name in ("argmax", "losses", "logits")
+    ]
+    ids = 2 * ROWS * 16 * 2 * 8  # of tokens and of labels, and once more where they are joined
+    assert 0 < evaluated[0] - evaluated[1] < 2 * ids + LOGITS
+    assert evaluated[2] - evaluated[0] > ROWS * LOGITS * 0.9
+
+
+@pytest.mark.longer
 @pytest.mark.parametrize("name", NAMES)
 def test_an_evaluation_holds_what_a_real_one_of_all_batches_holds(
     predict: Predict, real: dict[str, dict[str, int]], name: str
@@ -163,6 +174,7 @@ def test_an_evaluation_holds_what_a_real_one_of_all_batches_holds(
         assert predicted["data"] == pytest.approx(real["losses"]["data"], rel=0.01)
 
 
+@pytest.mark.longer
 def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
     """Would notice: RAM for the batches that were traced alone, or predictions that are joined in real memory."""
     batches, found = ROWS // 2, {}
@@ -174,6 +186,7 @@ def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
     assert found["moved"] - found["argmax"] == pytest.approx(2 * batches * LOGITS, rel=0.05)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("processes", [1, 4])
 def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: int) -> None:
     evaluated = [
@@ -186,9 +199,13 @@ def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: 
 
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("argmax", "evaluate()"), ("own evaluate()", "evaluate()"), ("logits", "predict([[1] * 16] * ROWS)"),
-     ("argmax", "predict([[1] * 16] * ROWS)")],
-)  # fmt: skip
+    [
+        ("own evaluate()", "evaluate()"),
+        pytest.param("argmax", "evaluate()", marks=pytest.mark.longer),
+        pytest.param("logits", "predict([[1] * 16] * ROWS)", marks=pytest.mark.longer),
+        pytest.param("argmax", "predict([[1] * 16] * ROWS)", marks=pytest.mark.longer),
+    ],
+)
 def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict, name: str, call: str) -> None:
     """Would notice: an evaluation that runs all its batches, predictions of the traced batches alone, an evaluation
     with the wrong name, a value that somebody has made up."""
@@ -205,6 +222,7 @@ def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict
         assert "after" not in peaks(found)
 
 
+@pytest.mark.longer
 def test_the_data_set_of_an_evaluation_above_the_training_is_the_one_that_it_was_given(predict: Predict) -> None:
     code = ON_GPU.replace('"eval_strategy": "steps", ', "") + "\ntrainer = made('logits')\n"
     evaluated = [

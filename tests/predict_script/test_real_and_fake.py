@@ -360,6 +360,7 @@ Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(64, 64)}] * 16).train(
     assert dropped == kept
 
 
+LONGER_WAYS = ("plain", "scaled", "by hand", "reads", "ends")
 OWN_LOOP = """
 import sys
 import torch
@@ -398,7 +399,10 @@ for step in range(10_000):
 """
 
 
-@pytest.mark.parametrize("way", ["plain", "accelerate", "scaled", "by hand", "reads", "ends"])
+@pytest.mark.parametrize(
+    "way",
+    ["accelerate", *(pytest.param(way, marks=pytest.mark.longer) for way in LONGER_WAYS)],
+)
 def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path: Path, way: str) -> None:
     """Would notice: a training of a day on tensors that hold nothing; advice to remove a line of it."""
     found = predict(OWN_LOOP, way)
