@@ -160,7 +160,7 @@ def test_what_the_script_makes_of_logits_is_what_is_kept(predict: Predict) -> No
     assert evaluated[2] - evaluated[0] > ROWS * LOGITS * 0.9
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_evaluation_holds_what_a_real_one_of_all_batches_holds(
     predict: Predict, real: dict[str, dict[str, int]], name: str
@@ -174,7 +174,7 @@ def test_an_evaluation_holds_what_a_real_one_of_all_batches_holds(
         assert predicted["data"] == pytest.approx(real["losses"]["data"], rel=0.01)
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
     """Would notice: RAM for the batches that were traced alone, or predictions that are joined in real memory."""
     batches, found = ROWS // 2, {}
@@ -186,7 +186,7 @@ def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
     assert found["moved"] - found["argmax"] == pytest.approx(2 * batches * LOGITS, rel=0.05)
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4])
 def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: int) -> None:
     evaluated = [
@@ -201,9 +201,9 @@ def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: 
     ("name", "call"),
     [
         ("own evaluate()", "evaluate()"),
-        pytest.param("argmax", "evaluate()", marks=pytest.mark.longer),
-        pytest.param("logits", "predict([[1] * 16] * ROWS)", marks=pytest.mark.longer),
-        pytest.param("argmax", "predict([[1] * 16] * ROWS)", marks=pytest.mark.longer),
+        pytest.param("argmax", "evaluate()", marks=pytest.mark.slow),
+        pytest.param("logits", "predict([[1] * 16] * ROWS)", marks=pytest.mark.slow),
+        pytest.param("argmax", "predict([[1] * 16] * ROWS)", marks=pytest.mark.slow),
     ],
 )
 def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict, name: str, call: str) -> None:
@@ -222,7 +222,7 @@ def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict
         assert "after" not in peaks(found)
 
 
-@pytest.mark.longer
+@pytest.mark.slow
 def test_the_data_set_of_an_evaluation_above_the_training_is_the_one_that_it_was_given(predict: Predict) -> None:
     code = ON_GPU.replace('"eval_strategy": "steps", ', "") + "\ntrainer = made('logits')\n"
     evaluated = [

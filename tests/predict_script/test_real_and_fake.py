@@ -401,7 +401,7 @@ for step in range(10_000):
 
 @pytest.mark.parametrize(
     "way",
-    ["accelerate", *(pytest.param(way, marks=pytest.mark.longer) for way in LONGER_WAYS)],
+    ["accelerate", *(pytest.param(way, marks=pytest.mark.slow) for way in LONGER_WAYS)],
 )
 def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path: Path, way: str) -> None:
     """Would notice: a training of a day on tensors that hold nothing; advice to remove a line of it."""
