@@ -22,6 +22,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.report.html import Html, join
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from hf_memkit.report.sanitize import text
+from hf_memkit.resources import documentation
 
 __all__ = ["as_json", "check_file", "document", "write_document"]
 
@@ -51,6 +52,7 @@ def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
         "title": join([title]),
         "style": Html((_ASSETS / "page.css").read_text(encoding="utf-8").replace("{colours}", _colours())),
         "body": body,
+        "documentation": join([f"How to read it: {documentation('index.md')}"]),
         "scripts": Html("".join(f"{written}\n" for _, written in scripts)),
     }
     template = (_ASSETS / "template.html").read_text(encoding="utf-8")

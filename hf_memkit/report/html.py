@@ -4,10 +4,12 @@ Out: `Html`, which text becomes only escaped."""
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from typing import Final
 
 from hf_memkit.report.sanitize import text
+from hf_memkit.resources import REPOSITORY
 
 __all__ = ["Html", "el", "figure_table", "join", "lead", "section", "terms", "tiles"]
 
@@ -21,8 +23,8 @@ class Html(str):
 
 
 def join(parts: Iterable[Html | str | None], between: str = "") -> Html:
-    """The parts in a row, those that are text escaped."""
-    return Html(between.join(_escaped(part) for part in parts if part is not None))
+    """The parts in a row; those that are text are escaped, and addresses of memkit's documentation become links."""
+    return Html(between.join(_linked(_escaped(part), part) for part in parts if part is not None))
 
 
 def el(tag: str, *children: Html | str | None, **attributes: str | None) -> Html:
@@ -74,6 +76,18 @@ def figure_table(
     table = el("table", el("caption", caption), el("thead", head), el("tbody", *body))
     # Reached by keyboard too, where it can be scrolled.
     return el("div", table, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+_ADDRESS: Final = re.compile(re.escape(REPOSITORY) + r"(?:/blob/main/([\w./#-]*[\w]))?")
+
+
+def _linked(escaped: str, part: Html | str) -> str:
+    """Escaped text with links. Nothing is loaded from there unless somebody follows one."""
+    return escaped if isinstance(part, Html) else _ADDRESS.sub(_link, escaped)
+
+
+def _link(address: re.Match[str]) -> str:
+    return f'<a href="{address[0]}">{address[1] or "memkit"}</a>'
 
 
 def _escaped(part: Html | str) -> str:

@@ -16,7 +16,9 @@ from hf_memkit.report import load_run, write_page
 from hf_memkit.report.charts import POINTS, charts, plotly_text
 from hf_memkit.report.document import as_json
 from hf_memkit.report.page import page
+from hf_memkit.report.html import join
 from hf_memkit.report.summary import summarise
+from hf_memkit.resources import REPOSITORY, documentation
 from tests.chromium import CONTRAST, Watched
 from tests.fewer import one_each
 from tests.report import synthetic_records as made
@@ -165,9 +167,8 @@ def test_nothing_from_the_records_becomes_part_of_the_page(
     records[0]["facts"] = {"recipe": "x", "variant": "x", "y": {"z": ["x"]}}
     folder = made.write(tmp_path / "</title><img src=x onerror=alert(6)>", [of_strings(record) for record in records])
     tab, watched = show(write_page(load_run(folder), tmp_path / "page.html"))
-    assert (
-        tab.locator("img, iframe, object, embed, base, form, a[href], svg a, main script, main b, main i").count() == 0
-    )
+    link = f"svg a, a[href]:not([href^='{REPOSITORY}/'])"
+    assert tab.locator(f"img, iframe, object, embed, base, form, {link}, main script, main b, main i").count() == 0
     assert tab.locator("script").count() == 3 and tab.locator("[onerror], [onload], [onmouseover]").count() == 0
     shown = tab.locator("main").inner_text()
     assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in shown and "\\u202e\\x1b[31m\\ud800" in shown
@@ -179,6 +180,12 @@ def test_nothing_from_the_records_becomes_part_of_the_page(
     assert "</script><script>alert(1)" in (label.text_content() or ""), "it is shown as it is written"
     assert label.locator("a").count() == 0 and tab.locator(".hoverlayer tspan[style*='bold']").count() == 0
     assert watched.found == []
+
+
+def test_only_addresses_of_the_documentation_become_links() -> None:
+    page = join([f'<b> see {documentation("plan.md#which-gpu")}. https://example.org/x {REPOSITORY}" onclick=x'])
+    assert f'<a href="{REPOSITORY}/blob/main/docs/plan.md#which-gpu">docs/plan.md#which-gpu</a>.' in page
+    assert page.count("<a ") == 2 and "<b>" not in page and "example.org" in page and '" onclick' not in page
 
 
 def test_the_policy_forbids_what_escaping_might_miss(
