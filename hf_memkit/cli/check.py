@@ -95,6 +95,8 @@ def check(
     if model is not None:
         refuse_absent(model)
     machine = _machine(gpu, gpu_memory, ram, nvme_path) if described or model or nvme_path else None
+    if machine is not None and machine.gpu is None and not described and not nvme_path:
+        machine = None  # a laptop or a CI runner: the job will run elsewhere
     facts = _facts(model)
     problems = [
         problem

@@ -358,3 +358,11 @@ def test_a_folder_that_is_not_there_is_refused(preset: Path, capsys: pytest.Capt
     for command in (["check"], ["ds", "check"]):
         assert main([*command, str(preset), "--nvme-path", "/no/such"]) == 2
         assert capsys.readouterr().err.startswith("memkit: error: --nvme-path /no/such: ")
+
+
+def test_a_model_alone_does_not_make_this_machine_the_job_s(tmp_path: Path) -> None:
+    """Finds: settings of a GPU that are errors because the file is checked on a laptop."""
+    arguments = tmp_path / "args.yaml"
+    arguments.write_text("output_dir: out\ntf32: true\nbf16: true\n")
+    assert main(["check", str(arguments), "--model", "gpt2-xl"]) == 0
+    assert main(["check", str(arguments), "--model", "gpt2-xl", "--gpu", "T4"]) == 1

@@ -15,8 +15,8 @@ from hf_memkit.errors import InputError
 from hf_memkit.report import load_run, write_page
 from hf_memkit.report.charts import POINTS, charts, plotly_text
 from hf_memkit.report.document import as_json
-from hf_memkit.report.page import page
 from hf_memkit.report.html import join
+from hf_memkit.report.page import page
 from hf_memkit.report.summary import summarise
 from hf_memkit.resources import REPOSITORY, documentation
 from tests.chromium import CONTRAST, Watched
