@@ -1,5 +1,7 @@
-"""Fewer cases of a product of lists, the same ones each time; the others run with `scripts/test --exhaustive`.
+"""Fewer cases of a list or a product of lists, the same ones each time; the others run with `scripts/test --slow` or
+`--exhaustive`.
 
+@pytest.mark.parametrize("event", first(EVENTS))
 @pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, of_each=3))
 @pytest.mark.parametrize(("name", "variant"), one_each(PACK, task, engine))
 """
@@ -12,7 +14,13 @@ from typing import Any
 
 import pytest
 
-__all__ = ["one_each", "pairs"]
+__all__ = ["first", "one_each", "pairs"]
+
+
+def first(cases: Sequence[Any]) -> list[Any]:
+    """All cases, the first of them in the short run: it shows the mechanism, the others repeat it."""
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*each, marks=[pytest.mark.slow] if number else []) for number, each in enumerate(values)]
 
 
 def pairs(cases: Sequence[tuple[str, str]], *, of_each: int) -> list[Any]:

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import report_cases, report_child, report_overhead, report_section
 from benchmarks.agreement import agree, agree_out_of_memory, verdict
 from tests.conftest import ROOT
+from tests.fewer import first
 from tests.memory.live_storages import LiveStorages
 
 MESSAGE = (
@@ -115,7 +116,7 @@ def test_cases_have_names_of_their_own_and_say_what_they_need() -> None:
     assert refused == {"status": "refused", "why": "no_such_package is not installed"}
 
 
-@pytest.mark.parametrize("name", ["lora", "accumulation"])
+@pytest.mark.parametrize("name", first(["lora", "accumulation"]))
 def test_a_training_case_in_this_process(name: str, tmp_path: Path) -> None:
     case = next(case for case in report_cases.cases() if case.name == name)
     report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 4})
@@ -177,6 +178,7 @@ def test_two_trainings_agree_where_every_storage_is_counted(name: str, tmp_path:
     assert judged["left_gib"] == 0 and 0 <= judged["other_share"] < 1
 
 
+@pytest.mark.slow
 def test_the_overhead_case_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_overhead, "WARM_UP", 2)
     case = next(case for case in report_cases.cases() if case.does == "overhead")

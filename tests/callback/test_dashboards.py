@@ -86,6 +86,7 @@ def test_a_plain_callback_says_what_it_cannot_reach(
     }
 
 
+@pytest.mark.slow
 def test_how_many_keys(make_trainer: Any, readers: list[Any]) -> None:
     found = {}
     for log in ("few", "all", "none"):
@@ -116,6 +117,7 @@ def test_the_highest_since_the_last_logging_step(make_trainer: Any, allocator: A
     assert logged == [13.0, 12.0]
 
 
+@pytest.mark.slow
 def test_wandb(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 

@@ -39,6 +39,7 @@ def test_fake_equals_real_in_all_that_a_training_does(child: Child, architecture
     assert ("save" in real["phases"]) == setting.startswith("saved")
 
 
+@pytest.mark.slow
 def test_predictions_that_are_kept_for_metrics_are_counted(child: Child) -> None:
     alone, kept, moved, batch_by_batch = (
         child.ask("gpt2", setting, "fake")["phases"]["evaluate"]
