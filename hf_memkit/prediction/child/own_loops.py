@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hf_memkit.prediction.child.users_code import users_line
+from hf_memkit.resources import documentation
 
 __all__ = ["OwnLoop", "OwnLoops"]
 
@@ -33,7 +34,7 @@ class OwnLoop(BaseException):
         super().__init__(
             "the script has its own training loop: backward and an optimizer step outside of Trainer.train(), and "
             "memkit traces only Trainer's. Train with Trainer, or name the model and its sizes instead of the script: "
-            "--model NAME --batch-size 8 --sequence-length 512 (docs/your-script.md)"
+            f"--model NAME --batch-size 8 --sequence-length 512 ({documentation('your-script.md')})"
         )
 
 
