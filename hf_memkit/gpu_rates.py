@@ -145,6 +145,7 @@ _H100_SXM: Final = (
 )
 _GA102: Final = f"NVIDIA Ampere GA102 white paper v2, SMs, clocks and 16-bit rates by {_LLM_C}; int8 unchecked"
 _ADA: Final = f"NVIDIA Ada white paper v2, SMs, clocks and 16-bit rates by {_LLM_C}; int8 unchecked"
+_LIKE_3090: Final = Figure(831 / 936, f"as an RTX 3090 reaches ({_DEVICES})")
 _A100_SHEET: Final = f"NVIDIA A100 data sheet, by {_BOOK}"
 _H100_SHEET: Final = f"NVIDIA H100 data sheet, half of the figures with sparsity, by {_BOOK}"
 _A100_DENSE: Final = _dense(float32=19.5, tf32=156, sixteen=312, int8=624)
@@ -207,9 +208,9 @@ RATES: Final[Mapping[str, GpuRates]] = {
         _dense(float32=29.8, tf32=29.8, sixteen=59.5, int8=238),
         760,
         achieved=_measured(f"{_MM}#114: 10 GB", float32=20.97, tf32=31.85, bfloat16=63.56, float16=63.94),
-        copies_share=Figure(831 / 936, f"as an RTX 3090 reaches ({_DEVICES})"),
+        copies_share=_LIKE_3090,
         pcie=_pcie(4),
-    ),
+    ),  # fmt: skip
     "RTX 3090": _rates(
         _GA102,
         82,
@@ -218,7 +219,16 @@ RATES: Final[Mapping[str, GpuRates]] = {
         achieved=_measured(f"{_MM}#42, best of five sizes", float32=24.79, bfloat16=76.58, float16=75.48),
         copies=_copies(831, _DEVICES),
         pcie=_pcie(4),
-    ),
+    ),  # fmt: skip
+    "RTX 3090 Ti": _rates(
+        "the GA102's rates for 84 SMs and a boost clock of 1.86 GHz; 21 Gbit/s on 384 bits (unchecked)",
+        84,
+        _dense(float32=40, tf32=40, sixteen=80, int8=320),
+        1008,
+        shares=_as_on("as an RTX 3090 reaches", float32=24.79 / 35.6, bfloat16=1, float16=1),
+        copies_share=_LIKE_3090,
+        pcie=_pcie(4),
+    ),  # fmt: skip
     "RTX 4060 Ti 16GB": _rates(
         _ADA,
         34,

@@ -28,6 +28,7 @@ KNOWN_GPUS: Final[dict[str, KnownGpu]] = {
     "RTX 3060": KnownGpu(12, 8.6, 11.75, "TencentARC/PhotoMaker#47"),
     "RTX 3080": KnownGpu(10, 8.6, 9.78, "zai-org/CogVideo#34"),
     "RTX 3090": KnownGpu(24, 8.6, 23.69, "vllm-project/vllm#2140"),
+    "RTX 3090 Ti": KnownGpu(24, 8.6),
     "RTX 4060 Ti 16GB": KnownGpu(16, 8.9),
     "RTX 4070": KnownGpu(12, 8.9),
     "RTX 4080": KnownGpu(16, 8.9),

@@ -244,7 +244,7 @@ def test_gpus_are_known_by_any_spelling(spelling: str, name: str) -> None:
         ("RTX 4060 Ti", ["RTX 4060 Ti 16GB"]),
         ("GTX 1080", []),
         ("GTX 1080 Ti", []),
-        ("3090 Ti", ["RTX 3090"]),
+        ("3090 Tie", ["RTX 3090", "RTX 3090 Ti"]),
     ],
 )
 def test_an_unknown_gpu_gets_the_nearest_names_and_a_way_out(name: str, proposed: list[str]) -> None:

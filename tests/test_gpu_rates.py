@@ -43,6 +43,7 @@ CLOCKS = {
     "RTX 3060": ("GeForce", 1.777),
     "RTX 3080": ("GeForce", 1.710),
     "RTX 3090": ("GeForce", 1.695),
+    "RTX 3090 Ti": ("GeForce", 1.860),
     "RTX 4060 Ti 16GB": ("GeForce", 2.535),
     "RTX 4070": ("GeForce", 2.475),
     "RTX 4080": ("GeForce", 2.505),
