@@ -210,7 +210,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         achieved=_measured(f"{_MM}#114: 10 GB", float32=20.97, tf32=31.85, bfloat16=63.56, float16=63.94),
         copies_share=_LIKE_3090,
         pcie=_pcie(4),
-    ),  # fmt: skip
+    ),
     "RTX 3090": _rates(
         _GA102,
         82,
@@ -219,7 +219,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         achieved=_measured(f"{_MM}#42, best of five sizes", float32=24.79, bfloat16=76.58, float16=75.48),
         copies=_copies(831, _DEVICES),
         pcie=_pcie(4),
-    ),  # fmt: skip
+    ),
     "RTX 3090 Ti": _rates(
         "the GA102's rates for 84 SMs and a boost clock of 1.86 GHz; 21 Gbit/s on 384 bits (unchecked)",
         84,
@@ -228,7 +228,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         shares=_as_on("as an RTX 3090 reaches", float32=24.79 / 35.6, bfloat16=1, float16=1),
         copies_share=_LIKE_3090,
         pcie=_pcie(4),
-    ),  # fmt: skip
+    ),
     "RTX 4060 Ti 16GB": _rates(
         _ADA,
         34,
