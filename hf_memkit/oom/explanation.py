@@ -43,6 +43,8 @@ _ROWS: Final = (
     ("RAM in total", "total_bytes"),
 )
 
+_NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU"}
+
 _KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
     "dataloader-killed",
     "dataloader-exited",
@@ -130,7 +132,8 @@ class Explanation:
         if seen.in_use:
             out += paragraph(f"In use, by the traceback: {', '.join(sorted(seen.in_use))}.", width)
         rows = [(label, getattr(message, name)) for label, name in _ROWS]
-        known = [(label, show(size)) for label, size in rows if size is not None]
+        name = _NO_GPU.get(message.device_type or "", "GPU")
+        known = [(label.replace("GPU", name), show(size)) for label, size in rows if size is not None]
         if known:
             out.append("")
             column = max(len(label) for label, _ in known)
@@ -358,8 +361,9 @@ def _sentence(message: OomMessage) -> str:
         "device": "on the GPU", "host": "in RAM", "pinned": "in page-locked RAM", "shared memory": "in /dev/shm",
         "disk": "on disk",
     }[message.memory]  # fmt: skip
-    if message.memory == "device" and message.device is not None:
-        what = f"on GPU {message.device}"
+    if message.memory == "device":
+        name = _NO_GPU.get(message.device_type or "", "GPU")
+        what = f"on the {name}" if message.device is None else f"on {name} {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
     return f"{message.library} could not allocate {size} {what}"
 

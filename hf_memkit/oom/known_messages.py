@@ -331,7 +331,8 @@ def _nvml(message: OomMessage) -> Answer:
 def _no_size(message: OomMessage) -> Answer:
     why = (
         "The requested size is negative or larger than any machine's memory. Memory did not run out: a shape or a "
-        "length was computed wrongly, or the library has a bug. A smaller batch does not help."
+        "length is wrong, as after a collective operation that failed (an NCCL timeout), or the library has a bug. A "
+        "smaller batch does not help."
     )
     return "corrupt size", why, (
         Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at the wrong operation"),
@@ -366,8 +367,8 @@ def _tpu(message: OomMessage) -> Answer:
 
 def _windows_commit(message: OomMessage) -> Answer:
     why = (
-        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error: each worker "
-        "process loads the CUDA libraries again."
+        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error. A file of "
+        "weights counts with its whole size, and each data loader worker loads the CUDA libraries again."
     )
     return "host memory", why, (
         Remedy("command", "a larger paging file", True, "System > Advanced > Performance > Virtual memory"),
@@ -395,6 +396,53 @@ def _node(message: OomMessage) -> Answer:
     sizes = f" {show(used)} of {show(total)} were in use." if used and total else ""
     why = f"{message.library} ended the process because host RAM ran out.{sizes} This is not a GPU memory error."
     return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
+
+
+def _evicted(message: OomMessage) -> Answer:
+    used = f" It used {show(message.used_bytes)}." if message.used_bytes else ""
+    why = (
+        f"The node ran out of RAM, and the pod was ended for it.{used} Its own limit was not reached; pods that use "
+        "more than they request are ended first. This is not a GPU memory error."
+    )
+    return "host memory", why, (
+        Remedy("resources.requests.memory", "what the job uses, equal to limits.memory", True,
+                "the pod then starts only where so much RAM is free, and is ended last"),
+    )  # fmt: skip
+
+
+def _evicted_for_disk(message: OomMessage) -> Answer:
+    why = (
+        "The node's disk is full, or the pod wrote more than it may: checkpoints, caches and logs that lie on no "
+        "volume count. Neither the GPU nor RAM is the problem."
+    )
+    return "disk", why, (
+        Remedy("command", "a volume for output_dir and HF_HOME", True,
+                "or a larger resources.limits of ephemeral-storage, or sizeLimit of an emptyDir"),
+    )  # fmt: skip
+
+
+def _compiler(message: OomMessage) -> Answer:
+    why = (
+        "Host RAM ran out while a package compiled its CUDA code: one compiler runs per CPU core, and each needs "
+        "several GB. The training had not started."
+    )
+    return (
+        "host memory",
+        why,
+        (Remedy("environment.MAX_JOBS", "2", True, "compilers at a time, for pip install and DeepSpeed's operators"),),
+    )
+
+
+def _unsloth_loss(message: OomMessage) -> Answer:
+    why = (
+        "Unsloth's fused loss computes logits in chunks that fit half of the free GPU memory, and nothing was free. "
+        "PyTorch's cache counts as used here, and so do other processes."
+    )
+    return "size", why, (
+        *_processes(message),
+        Remedy("environment.UNSLOTH_CE_LOSS_TARGET_GB", "1", True,
+                "a fixed size of the chunks; PyTorch then uses its cache, or prints an error with sizes"),
+    )  # fmt: skip
 
 
 def _notebook(message: OomMessage) -> Answer:
@@ -441,6 +489,11 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "linux-oom": _kernel_kill,
     "slurm": _kernel_kill,
     "kubernetes": _kernel_kill,
+    "kubernetes-node": _evicted,
+    "kubernetes-disk": _evicted_for_disk,
+    "compiler-killed": _compiler,
+    "hsa": _library("ROCm's runtime"),
+    "unsloth-loss": _unsloth_loss,
     "sigkill": _sigkill,
     "accelerate-batch": _batch_search,
     "tensorflow": _tensorflow,

@@ -81,6 +81,9 @@ _BARE: Final = re.compile(
     r"((?:\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?Killed\b[^\n]*|Killed|MemoryError)\s{0,4})$"
 )
 _NEIGHBOURS: Final = 4
+
+# A text in a line of source, as IPython and Rich number them: `     63         "CUDA out of memory.",`.
+_QUOTED_IN_SOURCE: Final = re.compile(r"\s{0,8}(?:-{1,8}> ?|❱ ?)?\d{1,6}\s[^\n]{0,200}?(?:'|\"[^\"\n]{0,80})$")
 _STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]{1,300}\", line \d|\b\w{1,60}Error: ")
 
 
@@ -211,6 +214,8 @@ def _in_line(
         start = head.start()
         if not done <= start < until:
             continue
+        if _QUOTED_IN_SOURCE.match(text[:start]) is not None:
+            continue
         if head[0].strip() == "Killed" and _ALONE.search(line.text.strip()) is None:
             continue  # the shell's word stands alone
         if form.name == "sigkill" and any(_OTHER_LIMIT.search(other.raw) for other in (*_last(before), *ahead)):
@@ -307,9 +312,9 @@ _DEVICE: Final = re.compile(
 _DEVICE_TYPES: Final = {"hip": "rocm", "cublas": "cuda", "allocation on device": "cuda"}
 
 
-def _weight(message: OomMessage) -> tuple[int, int]:
+def _weight(message: OomMessage) -> tuple[int, int, bool]:
     figures = sum(size is not None for size in (message.free_bytes, message.allocated_bytes, message.reserved_bytes))
-    return _RANK_OF[message.form], -figures
+    return _RANK_OF[message.form], -figures, message.requested_bytes is None
 
 
 def _numbers(message: OomMessage) -> tuple[Any, ...]:

@@ -37,7 +37,8 @@ Place = Literal[
 Feature = Literal[
     "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
     "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics",
-    "quantized weights", "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
+    "quantized weights", "SDPA", "trl", "unsloth", "vision tower", "vLLM", "ZeRO-3",
+    "16-bit weights",
 ]  # fmt: skip
 """What frames, or arguments, can show in use."""
 
@@ -80,7 +81,9 @@ class Traced:
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"\b_load_best_model\b")),
     ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
-    ("evaluate", re.compile(r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate)\b")),
+    ("evaluate", re.compile(
+        r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate"
+        r"|nested_concat|torch_pad_and_concatenate)\b")),
     ("save", re.compile(
         r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b"
         r"|/fsdp/_state_dict_utils\.py")),
@@ -95,7 +98,11 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
         r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|_load_state_dict_into"
         r"|load_state_dict)\b"
         r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/nn/parallel/distributed\.py\b[^\n]{0,60}\b__init__\b"
-        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py")),
+        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py"
+        r"|/huggingface_hub/file_download\.py")),
+    ("data", re.compile(
+        r"/datasets/(?:arrow_writer|builder)\.py|/datasets/arrow_dataset\.py\b[^\n]{0,80}\b(?:_?map\w*|filter"
+        r"|save_to_disk)\b")),
 )  # fmt: skip
 
 # Each is looked for in "FILE, FUNCTION: SOURCE" of one frame; of two that match, the first.
@@ -130,7 +137,8 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
      r", (?:eager_attention_forward|sdpa_attention_forward|_?flash_attention_forward|_attn|core_attention"
      r"|_upcast_and_reordered_attn|get_attention_scores)\b|scaled_dot_product_attention\("
      r"|(?<!, )\b(?:attn_weights|attn_scores|attention_scores|attention_probs|attn_probs) = "),
-    ("generation", None, r"/generation/\S+, |, generate\b|/cache_utils\.py, update:|/vllm/"),
+    ("generation", "vLLM", r"/vllm/"),
+    ("generation", None, r"/generation/\S+, |, generate\b|/cache_utils\.py, update:"),
 )  # fmt: skip
 
 _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
@@ -154,6 +162,9 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("preprocess_logits_for_metrics", r"\bpreprocess_logits_for_metrics\("),
     ("SDPA", r"(?i:sdpa)|scaled_dot_product_attention\("),
     ("trl", r"/trl/trainer/"),
+    # transformers 5.23: models/*/modeling_*.py: inside of it, text has no part in what is allocated
+    ("vision tower", r"\b(?:visual|vision_tower|vision_model|vision_encoder|visual_encoder|image_encoder)\("
+                     r"|, get_(?:image|video)_features:"),
     ("vLLM", r"/vllm/"),
     ("ZeRO-3", r"/zero/(?:stage3|partition_param|partitioned_param|parameter_offload)|_zero3_consolidated"),
 )  # fmt: skip

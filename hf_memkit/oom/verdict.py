@@ -227,7 +227,9 @@ def _on(platform: Platform | None, remedy: Remedy) -> tuple[Remedy, ...]:
     if platform == "macOS" and remedy.value.startswith("dmesg"):
         check = "log show --last 1h --predicate 'eventMessage contains \"jetsam\"'"
         return (replace(remedy, value=check, reason="shows whether RAM ran out"),)
-    linux_only = remedy.value.startswith("dmesg") or remedy.value.startswith("expandable_segments:True")
+    if platform in ("macOS", "Windows") and remedy.value.startswith("docker run --shm-size"):
+        return ()
+    linux_only = remedy.value.startswith(("dmesg", "expandable_segments:True"))
     return () if platform == "Windows" and linux_only else (remedy,)
 
 
