@@ -43,7 +43,7 @@ _ROWS: Final = (
     ("RAM in total", "total_bytes"),
 )
 
-_NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU"}
+_NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU", "neuron": "NeuronCore"}
 
 _KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
     "dataloader-killed",
@@ -217,8 +217,8 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
         chosen = replace(chosen, message=managed)
     command = _command(seen.command, chosen)
-    if arguments is None and command is not None and command.arguments:
-        arguments = command.values()
+    if arguments is None and command is not None:
+        arguments = command.values() or None
     known = arguments is not None
     failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
     tensor = failed.requested_tensor
@@ -251,7 +251,11 @@ _NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
 def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
     """The job's script and its arguments, from its frames and from the last command in the log."""
     script = chosen.trace.script
-    if script is None or (seen is not None and seen.target.rpartition("/")[2] == script.rpartition("/")[2]):
+    if (
+        script is None
+        or (seen is not None and not seen.target)
+        or (seen is not None and seen.target.rpartition("/")[2] == script.rpartition("/")[2])
+    ):
         return seen
     return Command(script)
 
@@ -259,7 +263,7 @@ def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
 def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
     """What to type next: memkit predicts and plans trainings on NVIDIA GPUs."""
     message = failed.message
-    if command is None or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
+    if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
         return ()
     bare = cause == "unknown" and message.memory == "device"
     if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":

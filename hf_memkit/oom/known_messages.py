@@ -365,6 +365,15 @@ def _tpu(message: OomMessage) -> Answer:
     return "size", why, (Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),)
 
 
+def _neuron(message: OomMessage) -> Answer:
+    why = (
+        "The memory of a NeuronCore ran out. The whole step is compiled, so that settings of an allocator do not help."
+    )
+    return "size", why, (
+        Remedy("arguments.tensor_parallel_size", "larger", True, "splits weights and states over NeuronCores"),
+    )  # fmt: skip
+
+
 def _windows_commit(message: OomMessage) -> Answer:
     why = (
         "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error. A file of "
@@ -493,6 +502,7 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "kubernetes-disk": _evicted_for_disk,
     "compiler-killed": _compiler,
     "hsa": _library("ROCm's runtime"),
+    "neuron": _neuron,
     "unsloth-loss": _unsloth_loss,
     "sigkill": _sigkill,
     "accelerate-batch": _batch_search,

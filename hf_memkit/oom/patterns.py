@@ -221,6 +221,13 @@ FORMS: Final[tuple[Form, ...]] = (
         r"|CUDNN_STATUS_NOT_SUPPORTED",
         ("cuDNN algorithm", "find an engine", "CUDNN_STATUS_NOT"), 2, None, _CUDA,
     ),
+    # AWS Neuron: its runtime, and what torch-neuronx makes of it
+    Form(
+        "neuron", "Neuron", "device",
+        r"\bnrt_\w{1,40} status=4\b|Failure: NRT_RESOURCE\b|Failed to alloc DEVICE memory",
+        ("nrt_", "NRT_RESOURCE", "alloc DEVICE"), 1, numbers(r"DEVICE memory: (\d{1,18})", "requested_bytes"),
+        {"device_type": "neuron"},
+    ),
     # NCCL: src/misc/shmutils.cc
     Form(
         "nccl-shm", "NCCL", "shared memory",
@@ -240,7 +247,7 @@ FORMS: Final[tuple[Form, ...]] = (
     Form("deepspeed-mlock", "DeepSpeed", "pinned", r"mlock failed to allocate (?=\d)", ("mlock failed",), 1,
          request),
     Form("pinned", "CUDA", "pinned", r"\bcudaHostAlloc\b[^\n]{0,80}(?:fail|out of memory)|cudaErrorHostMemory"
-         r"|Failed to CUDA host alloc(?= \d)", ("cudaHostAlloc", "cudaErrorHost", "CUDA host alloc"), 1,
+         r"|Failed to CUDA host alloc(?= \d)", ("cudaHostAlloc", "cudaErrorHost", "CUDA host alloc"), 0,
          numbers(r"host alloc (\d{1,18})", "requested_bytes")),
     # torch: c10/core/impl/alloc_cpu.cpp; before 1.0 TH/THGeneral.c
     Form(

@@ -39,6 +39,11 @@ _SCRIPT: Final = r"[\w./~@%+:\\-]{1,300}\.py"
 _STARTER: Final = re.compile(
     r"(?:^|[\s'\"(`$+>/:!=])(?=(?:(?:python|pypy)[\d.]{0,5}|torchrun|deepspeed|accelerate launch|accelerate-launch) )"
 )
+_TOOL: Final = re.compile(
+    r"(?:^|[\s'\"(`$+>/])"
+    r"(?:swift (?:sft|pt|rlhf)|llamafactory-cli train|axolotl train|trl (?:sft|dpo|grpo|kto|reward))(?= )"
+)
+"""Commands of tools that read the arguments of a Trainer but name no script."""
 _LIST: Final = re.compile(r"\[(?:'[^'\n]{0,2000}'(?:, )?){2,200}\]")
 """A command as Python's launchers print it."""
 _ENDS: Final = re.compile(r" (?:[|&;]|\d?>)|;")
@@ -69,7 +74,7 @@ class Command:
     """How a script was started.
 
     Attributes:
-        target: the script, or `-m` and the module.
+        target: the script, or `-m` and the module; empty where a tool has its own.
         arguments: those of the script.
     """
 
@@ -148,7 +153,8 @@ class Surroundings:
             if (body := line.rstrip()).endswith("\\") and len(body) < _LONGEST:
                 self._begun = f"{body[:-1].rstrip()} "
                 return
-        runs = (".py" in line or " -m" in line) and any(word in line for word in _FIRST_WORDS)
+        runs = " --" in line and _TOOL.search(line[:_LONGEST]) is not None
+        runs = runs or ((".py" in line or " -m" in line) and any(word in line for word in _FIRST_WORDS))
         if runs and not line.lstrip().startswith("File "):  # a frame
             self.command = _command(line[:_LONGEST]) or self.command
 
@@ -182,6 +188,8 @@ def _command(line: str) -> Command | None:
         words = _words(text)
         if (found := _script(words)) is not None:
             return found
+    if (tool := _TOOL.search(line)) is not None:
+        return Command("", _own(_words(_ENDS.split(line[tool.end() :], maxsplit=1)[0])))
     return None
 
 

@@ -28,6 +28,9 @@ OWN_CONTEXT: Final = 2 * GIB
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
 
+_XPU_ALLOCATION: Final = 4 * GIB
+"""github.com/intel/intel-extension-for-pytorch/issues/846: 4.00 GiB fails on an empty GPU of 15.11 GiB."""
+
 _NOTHING_LEFT: Final = 0.01
 """A share of the GPU. If a request would have left less, the GPU was full: torch prints two decimals, the driver gives
 memory in pages of 2 MiB, and the message is written a moment later."""
@@ -235,6 +238,8 @@ def _on(platform: Platform | None, remedy: Remedy) -> tuple[Remedy, ...]:
 
 def _device(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:
     requested, free = message.requested_bytes, message.free_bytes
+    if (limited := _single_allocation(message)) is not None:
+        return limited
     if requested is None or free is None:
         sizes = f"{'requested, ' if requested is None else ''}free, allocated and reserved"
         why = f"The text does not give the {sizes} sizes. The full message has them, on the same line or the next."
@@ -246,6 +251,21 @@ def _device(message: OomMessage, allocator_settings: str | None, growing: bool) 
         if verdict is not None:
             return verdict
     return _size(gpu)
+
+
+def _single_allocation(message: OomMessage) -> Verdict | None:
+    """Intel's runtime refuses one large allocation, however much is free; torch for XPU does not print what is."""
+    requested, capacity, reserved = message.requested_bytes or 0, message.capacity_bytes or 0, message.reserved_bytes
+    if message.device_type != "xpu" or message.free_bytes is not None or reserved is None:
+        return None
+    if requested < _XPU_ALLOCATION or requested + reserved > capacity:
+        return None
+    why = (
+        f"{show(requested)} was requested, and PyTorch had reserved {show(reserved)} of {show(capacity)}. Intel's "
+        f"runtime refuses a single allocation of {show(_XPU_ALLOCATION)} or more on many GPUs, whatever is free."
+    )
+    lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", True, "allows larger ones")
+    return _made("cap", why, (lift,), _figures(message))
 
 
 def _too_large(gpu: DeviceFigures) -> Verdict | None:

@@ -540,6 +540,10 @@ LINES: tuple[Line, ...] = (
     Line(":0:rocdevice.cpp            :2881: 12345: Callback: Queue 0x7f0 aborting with error : "
          "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources. Code: 0x1008 Available "
          "Free mem : 62 MB", "hsa", "device", {"device_type": "rocm", "free_bytes": mib(62)}),
+    Line('RuntimeError: nrt_tensor_allocate status=4 message="Allocation Failure"', "neuron", "device",
+         {"device_type": "neuron"}),
+    Line("2026-Jul-30 14:22:31.305961 65191:69012 ERROR  TDRV:dmem_alloc_internal    Failed to alloc DEVICE memory: 4194304",
+         "neuron", "device", {"device_type": "neuron", "requested_bytes": 4194304}),
     Line("RuntimeError: Unsloth: No or negligible GPU memory available for fused cross entropy.", "unsloth-loss", "device",
          {}, "forward"),
     Line("RuntimeError: MLU out of memory. Tried to allocate 1.00 GiB (MLU 1; 31.00 GiB total capacity; 29.00 GiB already "

@@ -484,3 +484,21 @@ def test_of_two_messages_of_a_form_the_one_with_the_size_is_explained() -> None:
     )
     found = told(log).found
     assert found is not None and found.message.requested_bytes == 6291456
+
+
+def test_one_large_allocation_on_an_intel_gpu() -> None:
+    text = (
+        "torch.OutOfMemoryError: XPU out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 15.11 "
+        "GiB. Of the allocated memory {} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    )
+    explanation = told(text.format("4.00", "1.00"))
+    assert explanation.verdict is not None and cause(explanation) == "cap"
+    assert [one.key for one in explanation.verdict.settings] == ["environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS"]
+    assert cause(told(text.format("4.00", "12.00"))) == cause(told(text.format("3.00", "1.00"))) == "unknown"
+
+
+def test_what_a_notebook_prints_twice_is_explained_by_its_frames() -> None:
+    stack = 'File ~/e/unsloth_zoo/x.py:147, in X.forward(ctx)\n--> 147     x.to("cpu", non_blocking = True)\n'
+    error = "RuntimeError: CUDA error: out of memory\n"
+    explanation = told(f'"message": "CUDA error: out of memory\n"stack": "{TOP}{stack}{error}')
+    assert explanation.found is not None and explanation.found.message.memory == "pinned"

@@ -221,3 +221,19 @@ def test_accumulation_is_the_users_too() -> None:
         ({"micro_batch_size": 4}, "gradient_accumulation_steps by 2"),
     ):
         assert part in told(PLAIN + gpu(), arguments).changes[0].reason
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["swift sft --per_device_train_batch_size 6", "$ trl sft --per_device_train_batch_size 6 > log",
+     "NPROC_PER_NODE=2 swift sft \\\n    --lora_rank 8 \\\n    --per_device_train_batch_size 6"],
+)  # fmt: skip
+def test_the_arguments_of_a_tool_that_names_no_script(command: str) -> None:
+    explanation = told(f"{command}\n{PLAIN.replace(TOP, TOP + USERS)}{gpu()}")
+    assert (explanation.changes[0].current, explanation.changes[0].value) == (6, 3)
+    assert explanation.next_steps == () and explanation.fitted
+
+
+def test_a_command_without_arguments_fits_nothing() -> None:
+    explanation = told(f"$ python train.py\n{PLAIN}{gpu()}")
+    assert not explanation.fitted and explanation.next_steps
