@@ -455,7 +455,11 @@ def _unsloth_loss(message: OomMessage) -> Answer:
 
 
 def _notebook(message: OomMessage) -> Answer:
-    why = "The notebook's machine ran out of RAM and ended the session. This is not a GPU memory error."
+    sure = "RAM" in message.quote or "memory" in message.quote
+    why = (
+        f"The notebook's kernel ended{'' if sure else ', most likely'} because host RAM ran out. This is not a GPU "
+        "memory error."
+    )
     more = Remedy("command", "a runtime with more RAM", True, "Colab: Runtime > Change runtime type > High-RAM")
     return "host memory", why, (more,)
 

@@ -70,7 +70,7 @@ def _ended(signal: int) -> str:
     `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
     words = (
         r"(?i:\b(?:exit[ _-]?(?:code|status)|return(?:ed)?[ _-](?:code|value)|exited(?= \()"
-        r"|(?:exited |terminated )?with(?: exit)?(?: code| status)?(?: of)?)(?!\w))"
+        r"|(?:exited |terminated )?with(?: exit)?(?: code| status){0,2}(?: of)?)(?!\w))"
     )
     return rf"{words}[\s=:(<\"']{{0,12}}(?:-{signal}|{128 + signal})\b(?![.%/]?\d|[%/:])"
 
@@ -373,12 +373,14 @@ FORMS: Final[tuple[Form, ...]] = (
         r"Killed signal terminated program \w{1,20}|\bdied due to signal 9\b|cc1plus: out of memory allocating",
         ("signal terminated program", "due to signal 9", "cc1plus: out"), 1, ends=True,
     ),
-    # Colab, Kaggle, Jupyter
+    # Colab, Kaggle, Jupyter, VS Code, nbclient
     Form(
         "notebook", "the notebook", "host",
         r"crashed after using all available RAM|tried to allocate more memory than is available"
-        r"|kernel appears to have died|KernelRestarter: restarting kernel",
-        ("all available RAM", "more memory than is", "appears to have died", "KernelRestarter"), 3, None,
+        r"|[Kk]ernel (?:for [^\n]{1,120}? )?appears to have died|KernelRestarter: restarting kernel"
+        r"|Kernel crashed while executing code|\bDeadKernelError: ",
+        ("all available RAM", "more memory than is", "appears to have died", "KernelRestarter", "Kernel crashed",
+         "DeadKernel"), 3, None,
         {"in_cgroup": True}, ends=True,
     ),
     # Dask: distributed/worker_memory.py

@@ -485,6 +485,12 @@ LINES: tuple[Line, ...] = (
          "by the cgroup out-of-memory handler.", "slurm", _RAM, {"in_cgroup": True}),
     Line("#033[2m#033[33m(raylet)#033[0m node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory pressure "
          "(OOM), 0 Workers crashed", "ray", _RAM),
+    Line("The kernel for ft.ipynb appears to have died. It will restart automatically.", "notebook", _RAM,
+         {"in_cgroup": True}),
+    Line("The Kernel crashed while executing code in the current cell or a previous cell.", "notebook", _RAM,
+         {"in_cgroup": True}),
+    Line("nbclient.exceptions.DeadKernelError: Kernel died", "notebook", _RAM, {"in_cgroup": True}),
+    Line("Execution failed. User process '/x/bin/python' exited with status code -9. Please check log file 'x'.", *_KILLED),
     Line("Your session crashed after using all available RAM.", "notebook", _RAM, {"in_cgroup": True}),
     Line("Your notebook tried to allocate more memory than is available. It has restarted.", "notebook", _RAM,
          {"in_cgroup": True}),
@@ -612,6 +618,9 @@ NOT_MESSAGES = (
     # lines of source around a frame of a notebook
     '     63         "CUDA out of memory.",  # CUDA OOM\n     64         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",\n'
     "---> 65         \"DefaultCPUAllocator: can't allocate memory\",\nNameError: name 'x' is not defined",
+    # what a model wrote
+    "{'loss': 0.9, 'completion': 'Your program failed because the GPU is out of memory. Reduce the batch size.'}",
+    "{'num_tokens': 1.2e4, 'epoch': 0.1, 'completion': 'Error: CUDA out of memory.'}",
     # other limits
     "hsa api call failure at: rocminfo.cc:1087\nCall returned HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to "
     "allocate the necessary resources.",

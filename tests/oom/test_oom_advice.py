@@ -489,7 +489,8 @@ def test_of_two_messages_of_a_form_the_one_with_the_size_is_explained() -> None:
 def test_one_large_allocation_on_an_intel_gpu() -> None:
     text = (
         "torch.OutOfMemoryError: XPU out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 15.11 "
-        "GiB. Of the allocated memory {} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+        "GiB. Of the allocated memory {} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+        "unallocated."
     )
     explanation = told(text.format("4.00", "1.00"))
     assert explanation.verdict is not None and cause(explanation) == "cap"
