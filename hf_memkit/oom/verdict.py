@@ -25,6 +25,8 @@ OWN_CONTEXT: Final = 2 * GIB
 """What a process normally holds on a GPU outside PyTorch's allocator: the CUDA context and its kernels, 0.5 to 2 GiB
 (stas00/ml-engineering: training/performance). More than that is more likely another process or library."""
 
+_LEAST_CONTEXT: Final = 100 * MIB
+
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
 
@@ -190,11 +192,30 @@ def judge(
         return _made(cause, why, settings, _figures(message))
     if message.device_type == "mps":
         return _mps(message)
-    verdict = _device(message, allocator_settings, growing)
+    verdict = _with_contexts(_device(message, allocator_settings, growing), message)
     requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
     if limit and requested > limit:
         return replace(verdict, why=f"{verdict.why} {_no_batch(requested, limit, samples, grows)}")
     return verdict
+
+
+def _with_contexts(verdict: Verdict, message: OomMessage) -> Verdict:
+    """The verdict, with what several small processes of one size on the GPU show: other ranks of the same job."""
+    sizes = sorted(one.size_bytes or 0 for one in other_processes(message))
+    contexts = [size for size in sizes if _LEAST_CONTEXT <= size <= OWN_CONTEXT]
+    alike = [size for size in contexts if size <= 1.1 * contexts[0]]
+    if len(alike) < 2:
+        return verdict
+    why = (
+        f"{len(alike)} other processes hold {show(alike[0])} to {show(alike[-1])} each, the size of a CUDA context: "
+        "probably other ranks of this job, which used this GPU before they set their own."
+    )
+    module = tools_of(message.device_type).module
+    device = Remedy(
+        f"{module}.set_device", "int(os.environ['LOCAL_RANK'])", True,
+        "before anything else uses the GPU; and torch.load with map_location='cpu'",
+    )  # fmt: skip
+    return replace(verdict, why=f"{verdict.why} {why}", settings=(device, *verdict.settings))
 
 
 def _no_batch(requested: int, limit: int, samples: int | None, grows: bool) -> str:

@@ -503,3 +503,17 @@ def test_what_a_notebook_prints_twice_is_explained_by_its_frames() -> None:
     error = "RuntimeError: CUDA error: out of memory\n"
     explanation = told(f'"message": "CUDA error: out of memory\n"stack": "{TOP}{stack}{error}')
     assert explanation.found is not None and explanation.found.message.memory == "pinned"
+
+
+def test_contexts_of_other_ranks_are_told_from_other_jobs() -> None:
+    def first(*sizes: str) -> str | None:
+        more = "".join(f"Process {number} has {size} memory in use. " for number, size in enumerate(sizes, 100))
+        verdict = told(
+            gpu("2.00 MiB", "1.06 MiB", "75.90 GiB", "79.15 GiB", "101.20 MiB", "77.05 GiB", more=more)
+        ).verdict
+        assert verdict is not None
+        return verdict.settings[0].key if verdict.settings else None
+
+    assert first("4.00 MiB", "510.00 MiB", "512.00 MiB") == "torch.cuda.set_device"
+    assert first("510.00 MiB") is None and first("4.00 MiB", "4.00 MiB") is None
+    assert first("11.00 GiB", "11.00 GiB") != "torch.cuda.set_device"
