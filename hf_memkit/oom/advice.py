@@ -39,6 +39,7 @@ _ON_GPU: Final[Mapping[str, Techniques]] = {
     "recomputation": (gpu.batch, gpu.length, gpu.eight_bit),
     "predictions of an evaluation": _PREDICTIONS,
     "generation": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
+    "vLLM": (gpu.vllm_share, gpu.vllm_server, gpu.vllm_split),  # its weights and its cache, which no batch sizes
     "gathered weights": (gpu.saved_shards, gpu.only_model),
     "merged adapters": (gpu.merge_later,),
     "larger than the GPU": (gpu.batch, gpu.fused_loss, gpu.attention, gpu.length),  # a smaller tensor, whatever it is
@@ -109,6 +110,7 @@ _MOST: Final[Mapping[Memory, int]] = {"device": 3}
 
 _NOT_OF_THE_JOB: Final = (
     "xla", "tensorflow", "vllm-cache", "vllm-start", "deepspeed-mlock", "deepspeed-buffers", "deepspeed-buffer-size",
+    "compiler-killed",
 )  # fmt: skip
 """Forms whose fix is that of the cause alone."""
 
@@ -152,6 +154,8 @@ def _row(failed: FailedJob) -> str:
             return "data loader"
         if in_a_step and failed.uses("offload"):
             return "offload"
+    if message.memory == "device" and failed.place == "generation" and failed.trace.library == "vLLM":
+        return "vLLM"
     if message.form == "dispatched":
         return "dispatched"
     if message.memory == "device" and in_a_step and failed.larger_by > 1:

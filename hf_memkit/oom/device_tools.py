@@ -36,6 +36,7 @@ _TOOLS: Final = {
     "musa": DeviceTools("mthreads-gmi", "MUSA_VISIBLE_DEVICES", "PYTORCH_MUSA_ALLOC_CONF", "torch.musa"),
     "hpu": DeviceTools("hl-smi", "HABANA_VISIBLE_MODULES", "", "", fraction=False),
     "tpu": DeviceTools("tpu-info", "TPU_VISIBLE_CHIPS", "", "", fraction=False),
+    "neuron": DeviceTools("neuron-top", "NEURON_RT_VISIBLE_CORES", "", "", fraction=False),
     "mps": DeviceTools("", "", "", "torch.mps"),
 }
 """torch 2.13 (torch/cuda, torch/xpu, torch/mps), torch_npu, torch_mlu and torch_musa (their READMEs), and the makers'

@@ -43,6 +43,8 @@ _ROWS: Final = (
     ("RAM in total", "total_bytes"),
 )
 
+_NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU", "neuron": "NeuronCore"}
+
 _KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
     "dataloader-killed",
     "dataloader-exited",
@@ -130,7 +132,8 @@ class Explanation:
         if seen.in_use:
             out += paragraph(f"In use, by the traceback: {', '.join(sorted(seen.in_use))}.", width)
         rows = [(label, getattr(message, name)) for label, name in _ROWS]
-        known = [(label, show(size)) for label, size in rows if size is not None]
+        name = _NO_GPU.get(message.device_type or "", "GPU")
+        known = [(label.replace("GPU", name), show(size)) for label, size in rows if size is not None]
         if known:
             out.append("")
             column = max(len(label) for label, _ in known)
@@ -214,8 +217,8 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
         chosen = replace(chosen, message=managed)
     command = _command(seen.command, chosen)
-    if arguments is None and command is not None and command.arguments:
-        arguments = command.values()
+    if arguments is None and command is not None:
+        arguments = command.values() or None
     known = arguments is not None
     failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
     tensor = failed.requested_tensor
@@ -248,7 +251,11 @@ _NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
 def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
     """The job's script and its arguments, from its frames and from the last command in the log."""
     script = chosen.trace.script
-    if script is None or (seen is not None and seen.target.rpartition("/")[2] == script.rpartition("/")[2]):
+    if (
+        script is None
+        or (seen is not None and not seen.target)
+        or (seen is not None and seen.target.rpartition("/")[2] == script.rpartition("/")[2])
+    ):
         return seen
     return Command(script)
 
@@ -256,7 +263,7 @@ def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
 def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
     """What to type next: memkit predicts and plans trainings on NVIDIA GPUs."""
     message = failed.message
-    if command is None or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
+    if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
         return ()
     bare = cause == "unknown" and message.memory == "device"
     if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":
@@ -358,8 +365,9 @@ def _sentence(message: OomMessage) -> str:
         "device": "on the GPU", "host": "in RAM", "pinned": "in page-locked RAM", "shared memory": "in /dev/shm",
         "disk": "on disk",
     }[message.memory]  # fmt: skip
-    if message.memory == "device" and message.device is not None:
-        what = f"on GPU {message.device}"
+    if message.memory == "device":
+        name = _NO_GPU.get(message.device_type or "", "GPU")
+        what = f"on the {name}" if message.device is None else f"on {name} {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
     return f"{message.library} could not allocate {size} {what}"
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from hf_memkit.oom.message import Process
 
 __all__ = [
-    "Figures", "Reader", "cuda_figures", "device_figures", "host_figures", "killed", "mps_figures", "numbers",
-    "request", "vllm_figures", "xla_figures",
+    "Figures", "Reader", "cuda_figures", "device_figures", "evicted_figures", "host_figures", "hsa_figures", "killed",
+    "mps_figures", "numbers", "request", "vllm_figures", "xla_figures",
 ]  # fmt: skip
 
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
@@ -172,17 +172,38 @@ _HOST: Final = (
 )
 _SLURM: Final = re.compile(r"memory limit \((\d{1,15}) > (\d{1,15})\)")
 """In KiB (Slurm: plugins/jobacct_gather)."""
+_ALLOWED: Final = re.compile(r"limit exceeded \((\d{1,6})([MGT]i)\)")
+_EVICTED: Final = re.compile(r"\bwas using (\d{1,15})([KMGT]i)?\b")
+_VICTIM: Final = re.compile(r"victim process: ([^,\n]{1,60}), pid: (\d{1,10})")
+_HSA_FREE: Final = re.compile(r"Available Free mem ?: ?(\d{1,9}) MB")
 
 
 def host_figures(text: str) -> Figures:
     """RAM in use and in total, as a scheduler or a cluster writes it."""
     if found := _SLURM.search(text):
         return {"used_bytes": int(found[1]) * 1024, "total_bytes": int(found[2]) * 1024}, found.end()
+    if found := _ALLOWED.search(text):
+        return {"total_bytes": to_bytes(found[1], found[2])}, found.end()
     for pattern in _HOST:
         if found := pattern.search(text):
             used, total = to_bytes(found[1], found[2], binary=True), to_bytes(found[3], found[4], binary=True)
             return {"used_bytes": used, "total_bytes": total}, found.end()
     return {}, 0
+
+
+def evicted_figures(text: str) -> Figures:
+    """The RAM that a container used, in Kubernetes' units, or the process that a node's kernel killed."""
+    if found := _EVICTED.search(text):
+        return {"used_bytes": to_bytes(found[1], found[2] or "B")}, found.end()
+    if found := _VICTIM.search(text):
+        return {"process_name": found[1], "pid": int(found[2])}, found.end()
+    return {}, 0
+
+
+def hsa_figures(text: str) -> Figures:
+    """What was free when ROCm's runtime gave up; its MB are 2**20."""
+    found = _HSA_FREE.search(text)
+    return ({"free_bytes": int(found[1]) << 20}, found.end()) if found is not None else ({}, 0)
 
 
 # tensorflow: tsl/framework/bfc_allocator.cc; xla: service/hlo_rematerialization.cc and the TPU's own compiler.

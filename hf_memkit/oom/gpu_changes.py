@@ -11,6 +11,7 @@ from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom.change import Change
 from hf_memkit.oom.device_tools import tools_of
 from hf_memkit.oom.failed_job import FailedJob
+from hf_memkit.oom.other_names import PIXELS
 from hf_memkit.oom.suggestions import ONLY_LOSS, SHARDS_SAVED, SMALL_PREDICTIONS, smaller_batch
 from hf_memkit.optimizers import find_optimizer, paged_form
 
@@ -58,6 +59,8 @@ def length(failed: FailedJob) -> Change | None:
             "activations grow with the square of it", "smaller pictures",
             current=pixels,
         )  # fmt: skip
+    if failed.uses("vision tower"):
+        return _pixels(failed)
     name = failed.length_name
     current = failed.job.count(name) if name is not None else None
     if current is not None and current < 2:
@@ -68,6 +71,19 @@ def length(failed: FailedJob) -> Change | None:
         "data.max_length" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
         f"all texts of a batch are padded to its longest, and {grows}",
         "longer texts are truncated; the model does not learn from the rest",
+        current=current,
+    )  # fmt: skip
+
+
+def _pixels(failed: FailedJob) -> Change:
+    """Smaller images: what fails in the vision tower is no text."""
+    name = next((name for name in PIXELS if failed.job.count(name) is not None), None)
+    current = failed.job.count(name) if name is not None else None
+    grows = "attention scores grow with the square of" if failed.place == "attention" else "activations grow with"
+    return Change(
+        "processor.max_pixels" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
+        f"in the vision tower, {grows} an image's pixels, whatever the length of the text",
+        "coarser images",
         current=current,
     )  # fmt: skip
 
@@ -394,6 +410,30 @@ def vllm_share(failed: FailedJob) -> Change | None:
         "it while the model trains",
         "vLLM generates fewer sequences at a time",
         current=failed.argument("vllm_gpu_memory_utilization"),
+    )  # fmt: skip
+
+
+def vllm_server(failed: FailedJob) -> Change | None:
+    """vLLM on other GPUs."""
+    mode = failed.argument("vllm_mode")
+    if mode == "server":
+        return None
+    return Change(
+        "arguments.vllm_mode", "server",
+        "`trl vllm-serve` then generates on GPUs of its own, and training has these for itself",
+        "at least one more GPU",
+        current=mode,
+    )  # fmt: skip
+
+
+def vllm_split(failed: FailedJob) -> Change | None:
+    """vLLM's weights and cache over several GPUs."""
+    current = failed.job.count("vllm_tensor_parallel_size")
+    return Change(
+        "arguments.vllm_tensor_parallel_size", 2 if current is None else 2 * current,
+        "each GPU then holds a share of vLLM's weights and KV cache",
+        "several GPUs, which communicate for every token; the number of processes must be a multiple",
+        current=current,
     )  # fmt: skip
 
 

@@ -331,7 +331,8 @@ def _nvml(message: OomMessage) -> Answer:
 def _no_size(message: OomMessage) -> Answer:
     why = (
         "The requested size is negative or larger than any machine's memory. Memory did not run out: a shape or a "
-        "length was computed wrongly, or the library has a bug. A smaller batch does not help."
+        "length is wrong, as after a collective operation that failed (an NCCL timeout), or the library has a bug. A "
+        "smaller batch does not help."
     )
     return "corrupt size", why, (
         Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at the wrong operation"),
@@ -364,10 +365,19 @@ def _tpu(message: OomMessage) -> Answer:
     return "size", why, (Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),)
 
 
+def _neuron(message: OomMessage) -> Answer:
+    why = (
+        "The memory of a NeuronCore ran out. The whole step is compiled, so that settings of an allocator do not help."
+    )
+    return "size", why, (
+        Remedy("arguments.tensor_parallel_size", "larger", True, "splits weights and states over NeuronCores"),
+    )  # fmt: skip
+
+
 def _windows_commit(message: OomMessage) -> Answer:
     why = (
-        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error: each worker "
-        "process loads the CUDA libraries again."
+        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error. A file of "
+        "weights counts with its whole size, and each data loader worker loads the CUDA libraries again."
     )
     return "host memory", why, (
         Remedy("command", "a larger paging file", True, "System > Advanced > Performance > Virtual memory"),
@@ -397,8 +407,59 @@ def _node(message: OomMessage) -> Answer:
     return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
 
 
+def _evicted(message: OomMessage) -> Answer:
+    used = f" It used {show(message.used_bytes)}." if message.used_bytes else ""
+    why = (
+        f"The node ran out of RAM, and the pod was ended for it.{used} Its own limit was not reached; pods that use "
+        "more than they request are ended first. This is not a GPU memory error."
+    )
+    return "host memory", why, (
+        Remedy("resources.requests.memory", "what the job uses, equal to limits.memory", True,
+                "the pod then starts only where so much RAM is free, and is ended last"),
+    )  # fmt: skip
+
+
+def _evicted_for_disk(message: OomMessage) -> Answer:
+    why = (
+        "The node's disk is full, or the pod wrote more than it may: checkpoints, caches and logs that lie on no "
+        "volume count. Neither the GPU nor RAM is the problem."
+    )
+    return "disk", why, (
+        Remedy("command", "a volume for output_dir and HF_HOME", True,
+                "or a larger resources.limits of ephemeral-storage, or sizeLimit of an emptyDir"),
+    )  # fmt: skip
+
+
+def _compiler(message: OomMessage) -> Answer:
+    why = (
+        "Host RAM ran out while a package compiled its CUDA code: one compiler runs per CPU core, and each needs "
+        "several GB. The training had not started."
+    )
+    return (
+        "host memory",
+        why,
+        (Remedy("environment.MAX_JOBS", "2", True, "compilers at a time, for pip install and DeepSpeed's operators"),),
+    )
+
+
+def _unsloth_loss(message: OomMessage) -> Answer:
+    why = (
+        "Unsloth's fused loss computes logits in chunks that fit half of the free GPU memory, and nothing was free. "
+        "PyTorch's cache counts as used here, and so do other processes."
+    )
+    return "size", why, (
+        *_processes(message),
+        Remedy("environment.UNSLOTH_CE_LOSS_TARGET_GB", "1", True,
+                "a fixed size of the chunks; PyTorch then uses its cache, or prints an error with sizes"),
+    )  # fmt: skip
+
+
 def _notebook(message: OomMessage) -> Answer:
-    why = "The notebook's machine ran out of RAM and ended the session. This is not a GPU memory error."
+    sure = "RAM" in message.quote or "memory" in message.quote
+    why = (
+        f"The notebook's kernel ended{'' if sure else ', most likely'} because host RAM ran out. This is not a GPU "
+        "memory error."
+    )
     more = Remedy("command", "a runtime with more RAM", True, "Colab: Runtime > Change runtime type > High-RAM")
     return "host memory", why, (more,)
 
@@ -441,6 +502,12 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "linux-oom": _kernel_kill,
     "slurm": _kernel_kill,
     "kubernetes": _kernel_kill,
+    "kubernetes-node": _evicted,
+    "kubernetes-disk": _evicted_for_disk,
+    "compiler-killed": _compiler,
+    "hsa": _library("ROCm's runtime"),
+    "neuron": _neuron,
+    "unsloth-loss": _unsloth_loss,
     "sigkill": _sigkill,
     "accelerate-batch": _batch_search,
     "tensorflow": _tensorflow,

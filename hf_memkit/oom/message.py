@@ -32,7 +32,8 @@ class OomMessage:
         form: which known form it has (`hf_memkit.oom.patterns`).
         library: who wrote it, such as `"PyTorch"` or `"Linux"`.
         memory: which memory ran out.
-        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu`; None if unknown or not device memory.
+        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu`, `neuron`; None if unknown or not
+            device memory.
         device: index of the GPU.
         requested_bytes: size of the allocation that failed.
         capacity_bytes: total memory of the GPU.

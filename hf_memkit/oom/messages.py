@@ -81,6 +81,12 @@ _BARE: Final = re.compile(
     r"((?:\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?Killed\b[^\n]*|Killed|MemoryError)\s{0,4})$"
 )
 _NEIGHBOURS: Final = 4
+
+# A text in a line of source, as IPython and Rich number them: `     63         "CUDA out of memory.",`.
+_QUOTED_IN_SOURCE: Final = re.compile(r"\s{0,8}(?:-{1,8}> ?|❱ ?)?\d{1,6}\s[^\n]{0,200}?(?:'|\"[^\"\n]{0,80})$")
+# What Trainer logs at a step. TRL's has texts that the model wrote.
+_LOGGED: Final = re.compile(r"\s{0,4}\{'(?:\w{1,60}': [\d.e+-]{1,30}, '){0,40}(?:loss|epoch|reward)': ")
+
 _STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]{1,300}\", line \d|\b\w{1,60}Error: ")
 
 
@@ -207,9 +213,12 @@ def _in_line(
     if line.cut is None and following:
         text += " " + following[0].text.strip()[:60]
     found = heads(text, line.fresh)
+    logged = line.text.rfind("}") if _LOGGED.match(line.text) is not None else 0
     for position, (head, form) in enumerate(found):
         start = head.start()
         if not done <= start < until:
+            continue
+        if _QUOTED_IN_SOURCE.match(text[:start]) is not None or start < logged:
             continue
         if head[0].strip() == "Killed" and _ALONE.search(line.text.strip()) is None:
             continue  # the shell's word stands alone
@@ -307,9 +316,9 @@ _DEVICE: Final = re.compile(
 _DEVICE_TYPES: Final = {"hip": "rocm", "cublas": "cuda", "allocation on device": "cuda"}
 
 
-def _weight(message: OomMessage) -> tuple[int, int]:
+def _weight(message: OomMessage) -> tuple[int, int, bool]:
     figures = sum(size is not None for size in (message.free_bytes, message.allocated_bytes, message.reserved_bytes))
-    return _RANK_OF[message.form], -figures
+    return _RANK_OF[message.form], -figures, message.requested_bytes is None
 
 
 def _numbers(message: OomMessage) -> tuple[Any, ...]:

@@ -13,13 +13,16 @@ from typing import Any, Final
 from hf_memkit.compat import current_name
 from hf_memkit.oom.run_view import RunView, mapping
 
-__all__ = ["LENGTHS", "MAP_PROCESSES", "job_of"]
+__all__ = ["LENGTHS", "MAP_PROCESSES", "PIXELS", "job_of"]
 
 LENGTHS: Final = (
     "max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "model_max_length", "sequence_len",
     "seq_length", "seq_len", "max_len", "sequence_length",
 )  # fmt: skip
 """Names of the longest sequence, in tokens."""
+
+PIXELS: Final = ("max_pixels", "image_max_pixels", "max_pixel")
+"""Names of the largest image, in pixels."""
 
 MAP_PROCESSES: Final = ("preprocessing_num_workers", "dataset_num_proc", "dataset_processes", "num_proc")
 """Names of the number of processes that make the rows (`num_proc` of datasets' `map`)."""

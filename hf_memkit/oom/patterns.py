@@ -14,7 +14,9 @@ from hf_memkit.oom.figures import (
     Reader,
     cuda_figures,
     device_figures,
+    evicted_figures,
     host_figures,
+    hsa_figures,
     killed,
     mps_figures,
     numbers,
@@ -68,7 +70,7 @@ def _ended(signal: int) -> str:
     `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
     words = (
         r"(?i:\b(?:exit[ _-]?(?:code|status)|return(?:ed)?[ _-](?:code|value)|exited(?= \()"
-        r"|(?:exited |terminated )?with(?: exit)?(?: code| status)?(?: of)?)(?!\w))"
+        r"|(?:exited |terminated )?with(?: exit)?(?: code| status){0,2}(?: of)?)(?!\w))"
     )
     return rf"{words}[\s=:(<\"']{{0,12}}(?:-{signal}|{128 + signal})\b(?![.%/]?\d|[%/:])"
 
@@ -166,8 +168,8 @@ FORMS: Final[tuple[Form, ...]] = (
     # ONNX Runtime, RMM, CuPy, MXNet.
     Form(
         "cuda-raw", "CUDA", "device",
-        r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b[^\n;]{0,160}?"
-        r"\bout of memory\b)(?!\. (?:\w{1,40} )?[Tt]ried)"
+        r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b"
+        r"(?:(?!Allocation on device)[^\n;]){0,160}?\bout of memory\b)(?!\. (?:\w{1,40} )?[Tt]ried)"
         r"|(?<!Search for .)\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory)\b|CUDA_OUT_OF_MEMORY\b"
         r"|Out of memory allocating [\d,]{1,20} bytes \(allocated so far",
         ("out of memory", "ErrorMemoryAlloc", "hipErrorOut", "CUDA_OUT_OF"), 1, cuda_figures,
@@ -178,6 +180,16 @@ FORMS: Final[tuple[Form, ...]] = (
         r"\b(?:UR_RESULT|ZE_RESULT|PI|CL)_(?:ERROR_)?(?:OUT_OF_(?:DEVICE_MEMORY|RESOURCES)"
         r"|MEM_OBJECT_ALLOCATION_FAILURE)|Allocation is out of device memory on current platform",
         ("_OUT_OF_", "MEM_OBJECT_ALL", "out of device memory"), 1, None, {"device_type": "xpu"},
+    ),
+    # ROCm's runtime (rocclr: device/rocm/rocdevice.cpp, callbackQueue); rocminfo prints the same code without a queue
+    Form(
+        "hsa", "ROCm", "device", r"(?i:aborting with error) ?: ?HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+        ("HSA_STATUS_ERROR_OUT",), 1, hsa_figures, {"device_type": "rocm"},
+    ),
+    # unsloth_zoo: fused_losses/cross_entropy_loss.py, _get_chunk_multiplier
+    Form(
+        "unsloth-loss", "Unsloth", "device", r"No or negligible GPU memory available for fused cross entropy",
+        ("negligible GPU",), 1, None, {}, "forward",
     ),
     # Ascend CANN: error codes of aclrtMalloc and of the driver
     Form("cann", "CANN", "device", r"EL0004: [^\n]{0,80}?[Ff]ailed to allocate memory|\[driver error:out of memory\]"
@@ -209,6 +221,13 @@ FORMS: Final[tuple[Form, ...]] = (
         r"|CUDNN_STATUS_NOT_SUPPORTED",
         ("cuDNN algorithm", "find an engine", "CUDNN_STATUS_NOT"), 2, None, _CUDA,
     ),
+    # AWS Neuron: its runtime, and what torch-neuronx makes of it
+    Form(
+        "neuron", "Neuron", "device",
+        r"\bnrt_\w{1,40} status=4\b|Failure: NRT_RESOURCE\b|Failed to alloc DEVICE memory",
+        ("nrt_", "NRT_RESOURCE", "alloc DEVICE"), 1, numbers(r"DEVICE memory: (\d{1,18})", "requested_bytes"),
+        {"device_type": "neuron"},
+    ),
     # NCCL: src/misc/shmutils.cc
     Form(
         "nccl-shm", "NCCL", "shared memory",
@@ -228,7 +247,7 @@ FORMS: Final[tuple[Form, ...]] = (
     Form("deepspeed-mlock", "DeepSpeed", "pinned", r"mlock failed to allocate (?=\d)", ("mlock failed",), 1,
          request),
     Form("pinned", "CUDA", "pinned", r"\bcudaHostAlloc\b[^\n]{0,80}(?:fail|out of memory)|cudaErrorHostMemory"
-         r"|Failed to CUDA host alloc(?= \d)", ("cudaHostAlloc", "cudaErrorHost", "CUDA host alloc"), 1,
+         r"|Failed to CUDA host alloc(?= \d)", ("cudaHostAlloc", "cudaErrorHost", "CUDA host alloc"), 0,
          numbers(r"host alloc (\d{1,18})", "requested_bytes")),
     # torch: c10/core/impl/alloc_cpu.cpp; before 1.0 TH/THGeneral.c
     Form(
@@ -309,7 +328,7 @@ FORMS: Final[tuple[Form, ...]] = (
         ("due to memory", "to process", "oom-kill", "OOM killer", "memorystatus:", "low swap:"), 1,
         numbers(r"(?:process|pid) (\d{1,10})\b", "pid"), {"in_cgroup": False}, ends=True,
     ),
-    # Slurm, PBS, LSF, Grid Engine, HTCondor, YARN: the limit of a job
+    # Slurm, PBS, LSF, Grid Engine, HTCondor, YARN, Hugging Face Spaces: the limit of a job
     Form(
         "slurm", "Slurm", "host",
         r"oom[_-]kill event(?:\(s\)|s)? in (?i:step)(?:[^\n]{0,120}out-of-memory handler)?"
@@ -323,24 +342,45 @@ FORMS: Final[tuple[Form, ...]] = (
         "job-limit", "the scheduler", "host",
         r"job killed: (?:p?v?mem|memory)\b|TERM_MEMLIMIT\b|job killed after reaching \S{0,20} ?memory usage limit"
         r"|gone over memory limit of|killed by YARN for exceeding|memory usage exceeded request_memory"
-        r"|[Mm]emory limit of \S{1,20} \w{1,3} exceeded",
-        ("job killed", "MEMLIMIT", "memory limit of", "by YARN", "request_memory"), 1, host_figures,
+        r"|[Mm]emory limit of \S{1,20} \w{1,3} exceeded|\bMemory limit exceeded \((?=\d{1,6}[MGT]i\))",
+        ("job killed", "MEMLIMIT", "memory limit", "by YARN", "request_memory"), 1, host_figures,
         {"in_cgroup": True}, ends=True,
     ),
     # Kubernetes, Docker, cloud services
     Form(
         "kubernetes", "Kubernetes", "host",
-        r"\bOOM-?[Kk]illed\b|System OOM encountered|low on resource: memory|ran out-of-memory and exited"
-        r"|use an instance type with more memory",
-        ("OOMKilled", "OOM-Killed", "System OOM", "resource: memory", "ran out-of-memory",
-                                                    "with more memory"), 1, None, {"in_cgroup": True}, ends=True,
+        r"\bOOM-?[Kk]illed\b|ran out-of-memory and exited|use an instance type with more memory",
+        ("OOMKilled", "OOM-Killed", "ran out-of-memory", "with more memory"), 1, None, {"in_cgroup": True}, ends=True,
     ),
-    # Colab, Kaggle, Jupyter
+    # Kubernetes: pkg/kubelet/eviction/helpers.go, pkg/kubelet/oom: the node's memory, not the pod's limit
+    Form(
+        "kubernetes-node", "Kubernetes", "host",
+        r"low on resource: memory|node had condition: \[MemoryPressure\]|System OOM encountered",
+        ("resource: memory", "[MemoryPressure]", "System OOM"), 1, evicted_figures, {"in_cgroup": False}, ends=True,
+    ),
+    # The node's disk, or a pod's share of it; Hugging Face Spaces
+    Form(
+        "kubernetes-disk", "Kubernetes", "disk",
+        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|node had condition: \[DiskPressure\]"
+        r"|ephemeral[- ](?:local )?storage usage exceeds|Usage of EmptyDir volume [^\n]{1,80} exceeds the limit"
+        r"|storage limit exceeded \((?=\d)",
+        ("low on resource", "[DiskPressure]", "storage usage exceeds", "EmptyDir volume", "storage limit"), 1,
+        ends=True,
+    ),
+    # gcc, nvcc and clang, as pip and DeepSpeed run them
+    Form(
+        "compiler-killed", "the compiler", "host",
+        r"Killed signal terminated program \w{1,20}|\bdied due to signal 9\b|cc1plus: out of memory allocating",
+        ("signal terminated program", "due to signal 9", "cc1plus: out"), 1, ends=True,
+    ),
+    # Colab, Kaggle, Jupyter, VS Code, nbclient
     Form(
         "notebook", "the notebook", "host",
         r"crashed after using all available RAM|tried to allocate more memory than is available"
-        r"|kernel appears to have died|KernelRestarter: restarting kernel",
-        ("all available RAM", "more memory than is", "appears to have died", "KernelRestarter"), 3, None,
+        r"|[Kk]ernel (?:for [^\n]{1,120}? )?appears to have died|KernelRestarter: restarting kernel"
+        r"|Kernel crashed while executing code|\bDeadKernelError: ",
+        ("all available RAM", "more memory than is", "appears to have died", "KernelRestarter", "Kernel crashed",
+         "DeadKernel"), 3, None,
         {"in_cgroup": True}, ends=True,
     ),
     # Dask: distributed/worker_memory.py
@@ -369,7 +409,9 @@ FORMS: Final[tuple[Form, ...]] = (
     ),
     # accelerate 1.15: utils/memory.py
     Form("accelerate-batch", "accelerate", "device", r"No executable batch size found", ("executable batch",), 3),
-    Form("xla", "XLA", "device", r"RESOURCE_EXHAUSTED|Ran out of memory in memory space"
+    # The code is gRPC's: a quota, a rate or a message that is too long gives it too.
+    Form("xla", "XLA", "device", r"\bRESOURCE_EXHAUSTED(?=[^\n]{0,300}?(?i:memor|alloc|reserve|hbm))"
+         r"(?![^\n]{0,200}(?i:quota|rate limit))|Ran out of memory in memory space"
          r"|Attempting to (?:allocate|reserve) [\d.]{1,12}[KMGT][^\n]{0,30}\. That was not possible",
          ("RESOURCE_EXH", "in memory space", "was not possible"), 1, xla_figures),
     Form("xla-tpu", "XLA", "device", r"RESOURCE_EXHAUSTED: [^\n]{0,40}TPU|Ran out of memory in memory space hbm",

@@ -9,14 +9,18 @@ from hf_memkit.oom.change import Change
 from hf_memkit.oom.failed_job import FailedJob
 from hf_memkit.oom.other_names import MAP_PROCESSES
 from hf_memkit.optimizers import find_optimizer
+from hf_memkit.units import GIB
 
 # Data.
+
+_ONE_ARRAY: Final = 16 * GIB
+"""A single request from which the array itself is too large, whatever else is in RAM: half of a small machine's."""
 
 
 def fewer_workers(failed: FailedJob) -> Change | None:
     """Fewer data loader processes."""
     workers = failed.job.count("dataloader_num_workers")
-    if workers == 0:
+    if workers == 0 or (failed.phase is None and (failed.message.requested_bytes or 0) >= _ONE_ARRAY):
         return None
     return Change(
         "arguments.dataloader_num_workers", "fewer" if workers is None else workers // 2,
@@ -215,7 +219,7 @@ def unpaged_states(failed: FailedJob) -> Change | None:
 
 def more_ram(failed: FailedJob) -> Change | None:
     """The one change that helps whatever fills the RAM."""
-    if failed.message.in_cgroup:
+    if failed.message.in_cgroup or failed.message.form == "kubernetes-node":
         return None  # the fix for that cause has it
     return Change(
         "command", "more RAM, or a larger memory limit",

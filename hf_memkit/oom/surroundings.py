@@ -19,9 +19,11 @@ Platform = Literal["macOS", "WSL2", "Windows"]
 _PLATFORMS: Final[tuple[tuple[Platform, re.Pattern[str]], ...]] = (
     ("WSL2", re.compile(r"/mnt/[a-z]/|\bWSL2?\b|microsoft-standard")),
     ("macOS", re.compile(r"/Users/\w|/opt/homebrew/|\bMPS backend\b|\bDarwin\b")),
-    ("Windows", re.compile(r"\b[A-Z]:\\[\w .-]{1,80}\\[^\n]{0,300}\.(?:py|exe|dll)\b|\[WinError \d")),
+    ("Windows", re.compile(r"\b[A-Z]:\\[\w .-]{1,80}\\[^\n]{0,300}\.(?:py|exe|dll)\b|\[WinError \d|\.\.\\c10\\")),
 )
-_OF_PLATFORMS: Final = ("/mnt/", "WSL", "microsoft", "/Users/", "homebrew", "MPS", "Darwin", ":\\", "WinError")
+_OF_PLATFORMS: Final = (
+    "/mnt/", "WSL", "microsoft", "/Users/", "homebrew", "MPS", "Darwin", ":\\", "WinError", "\\c10",
+)  # fmt: skip
 
 # As it is set, not as torch's error recommends it: "try setting PYTORCH_CUDA_ALLOC_CONF=…".
 _ALLOCATOR: Final = re.compile(
@@ -37,6 +39,11 @@ _SCRIPT: Final = r"[\w./~@%+:\\-]{1,300}\.py"
 _STARTER: Final = re.compile(
     r"(?:^|[\s'\"(`$+>/:!=])(?=(?:(?:python|pypy)[\d.]{0,5}|torchrun|deepspeed|accelerate launch|accelerate-launch) )"
 )
+_TOOL: Final = re.compile(
+    r"(?:^|[\s'\"(`$+>/])"
+    r"(?:swift (?:sft|pt|rlhf)|llamafactory-cli train|axolotl train|trl (?:sft|dpo|grpo|kto|reward))(?= )"
+)
+"""Commands of tools that read the arguments of a Trainer but name no script."""
 _LIST: Final = re.compile(r"\[(?:'[^'\n]{0,2000}'(?:, )?){2,200}\]")
 """A command as Python's launchers print it."""
 _ENDS: Final = re.compile(r" (?:[|&;]|\d?>)|;")
@@ -67,7 +74,7 @@ class Command:
     """How a script was started.
 
     Attributes:
-        target: the script, or `-m` and the module.
+        target: the script, or `-m` and the module; empty where a tool has its own.
         arguments: those of the script.
     """
 
@@ -127,8 +134,10 @@ class Surroundings:
     platform: Platform | None = None
     allocator: str | None = None
 
+    _begun: str = ""
+
     def see(self, line: str) -> None:
-        """Takes one line."""
+        """Takes one line. A command may go on over several, each but the last with a backslash at its end."""
         if "hipError" in line:
             self.rocm = True
         if self.platform in (None, "Windows") and any(word in line for word in _OF_PLATFORMS):
@@ -138,7 +147,14 @@ class Surroundings:
             self.allocator = set_to[1]
         if "Assertion" in line and (found := _ASSERT.search(line[:_LONGEST])) is not None:
             self.assertion = self.assertion or found[1]
-        runs = (".py" in line or " -m" in line) and any(word in line for word in _FIRST_WORDS)
+        if self._begun or line.endswith(("\\\n", "\\\r\n")):
+            line = self._begun + line
+            self._begun = ""
+            if (body := line.rstrip()).endswith("\\") and len(body) < _LONGEST:
+                self._begun = f"{body[:-1].rstrip()} "
+                return
+        runs = " --" in line and _TOOL.search(line[:_LONGEST]) is not None
+        runs = runs or ((".py" in line or " -m" in line) and any(word in line for word in _FIRST_WORDS))
         if runs and not line.lstrip().startswith("File "):  # a frame
             self.command = _command(line[:_LONGEST]) or self.command
 
@@ -169,13 +185,22 @@ def _command(line: str) -> Command | None:
         text, quote = line[starter.end() :], line[starter.start() : starter.end()]
         text = text.partition(quote)[0] if quote in ("'", '"', "`") else text
         text = _ENDS.split(text, maxsplit=1)[0]
-        try:
-            words = shlex.split(text)
-        except ValueError:  # a quotation that does not end here
-            words = text.split()
+        words = _words(text)
         if (found := _script(words)) is not None:
             return found
+    if (tool := _TOOL.search(line)) is not None:
+        return Command("", _own(_words(_ENDS.split(line[tool.end() :], maxsplit=1)[0])))
     return None
+
+
+def _words(text: str) -> list[str]:
+    """The words of a command as a shell takes them; of one that is quoted itself, those before the quotation's end."""
+    for part in (text, re.split(r"['\"`](?=[^'\"`]*$)", text, maxsplit=1)[0]):
+        try:
+            return shlex.split(part)
+        except ValueError:  # a quotation that does not end here
+            continue
+    return text.split()
 
 
 def _script(words: list[str]) -> Command | None:

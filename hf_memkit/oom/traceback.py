@@ -37,7 +37,8 @@ Place = Literal[
 Feature = Literal[
     "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
     "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics",
-    "quantized weights", "SDPA", "trl", "unsloth", "vLLM", "ZeRO-3", "16-bit weights",
+    "quantized weights", "SDPA", "trl", "unsloth", "vision tower", "vLLM", "ZeRO-3",
+    "16-bit weights",
 ]  # fmt: skip
 """What frames, or arguments, can show in use."""
 
@@ -80,9 +81,12 @@ class Traced:
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"\b_load_best_model\b")),
     ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
-    ("evaluate", re.compile(r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate)\b")),
+    ("evaluate", re.compile(
+        r"\b(?:evaluation_loop|prediction_loop|prediction_step|predict_with_generate"
+        r"|nested_concat|torch_pad_and_concatenate)\b")),
     ("save", re.compile(
         r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b"
+        r"|\b(?:save_pretrained_(?:merged|gguf)|unsloth_save_model)\b"
         r"|/fsdp/_state_dict_utils\.py")),
     ("optimizer", re.compile(
         r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/|\bclip_grad_norm_\b"
@@ -95,12 +99,17 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
         r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|_load_state_dict_into"
         r"|load_state_dict)\b"
         r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/nn/parallel/distributed\.py\b[^\n]{0,60}\b__init__\b"
-        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py")),
+        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py"
+        r"|/huggingface_hub/file_download\.py")),
+    ("data", re.compile(
+        r"/datasets/(?:arrow_writer|builder)\.py|/datasets/arrow_dataset\.py\b[^\n]{0,80}\b(?:_?map\w*|filter"
+        r"|save_to_disk)\b")),
 )  # fmt: skip
 
 # Each is looked for in "FILE, FUNCTION: SOURCE" of one frame; of two that match, the first.
 _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
     ("merged adapters", "PEFT", r"/peft/tuners/\S+, (?:merge|get_delta_weight|_unload_and_optionally_merge)\b"),
+    ("merged adapters", "Unsloth", r"/unsloth\w*/sav\w+\.py, (?:_?merge_\w+|unsloth_save_model)\b"),
     ("gathered weights", "DeepSpeed", r", \w*(?:consolidated_16bit_state_dict|save_16bit_model)\b"),
     ("gathered weights", "FSDP", r"torch/distributed/(?:fsdp|checkpoint)/\S+, \w*(?:state_dict|_unshard_params\w*)"
                                  r"|/fsdp/_state_dict_utils\.py"
@@ -130,7 +139,8 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
      r", (?:eager_attention_forward|sdpa_attention_forward|_?flash_attention_forward|_attn|core_attention"
      r"|_upcast_and_reordered_attn|get_attention_scores)\b|scaled_dot_product_attention\("
      r"|(?<!, )\b(?:attn_weights|attn_scores|attention_scores|attention_probs|attn_probs) = "),
-    ("generation", None, r"/generation/\S+, |, generate\b|/cache_utils\.py, update:|/vllm/"),
+    ("generation", "vLLM", r"/vllm/"),
+    ("generation", None, r"/generation/\S+, |, generate\b|/cache_utils\.py, update:"),
 )  # fmt: skip
 
 _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
@@ -154,6 +164,9 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("preprocess_logits_for_metrics", r"\bpreprocess_logits_for_metrics\("),
     ("SDPA", r"(?i:sdpa)|scaled_dot_product_attention\("),
     ("trl", r"/trl/trainer/"),
+    # transformers 5.23: models/*/modeling_*.py: inside of it, text has no part in what is allocated
+    ("vision tower", r"\b(?:visual|vision_tower|vision_model|vision_encoder|visual_encoder|image_encoder)\("
+                     r"|, get_(?:image|video)_features:"),
     ("vLLM", r"/vllm/"),
     ("ZeRO-3", r"/zero/(?:stage3|partition_param|partitioned_param|parameter_offload)|_zero3_consolidated"),
 )  # fmt: skip
@@ -166,10 +179,12 @@ FRAME: Final = re.compile(r"\bFile \"([^\"\n]{1,400})\", line \d+, in (\S{1,200}
 # Python's own; IPython 8, 7; Rich; pytest.
 _FRAMES: Final = (
     FRAME,
-    re.compile(r"^ {0,4}File ([^:\n\"]{1,400}):\d+, in ([^\s(]{1,200})\("),
-    re.compile(r"^ {0,4}([^\s:]{1,400}\.py) in ([^\s(]{1,200})\("),
-    re.compile(r"^ {0,4}([^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
+    re.compile(r"^ {0,4}File ((?:[A-Za-z]:)?[^:\n\"]{1,400}):\d+, in ([^\s(]{1,200})\("),
+    re.compile(r"^ {0,4}((?:[A-Za-z]:)?[^\s:]{1,400}\.py) in ([^\s(]{1,200})\("),
+    re.compile(r"^ {0,4}((?:[A-Za-z]:)?[^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
 )
+_BEGUN: Final = re.compile(r"^ {0,4}(?:[/~]|[A-Za-z]:\\)[^\s:]{0,400}(?::\d{1,6}:? in)?\s{0,200}$")
+"""What Rich leaves of a frame's line that is too long for its box; it goes on in the next."""
 WARNED: Final = re.compile(r"(?:^|\s)([^\s:\"]{1,400}\.py):\d{1,6}: (\w{0,40}Warning): ")
 """Python's warnings module: the file that warned, here of an error that it caught."""
 
@@ -191,10 +206,11 @@ def trace(lines: Iterable[str]) -> Traced:
 
     Where its first line is missing (a terminal, `tail`, a post), the frames directly above the message count.
     """
-    kept = _last_traceback(list(lines))
+    kept = _last_traceback(_unwrapped(list(lines)))
     if not kept:
         return Traced()
-    phase = next((phase for phase, sign in _PHASES if any(sign.search(line) for line in kept)), None)
+    slashed = [line.replace("\\", "/") for line in kept]
+    phase = next((phase for phase, sign in _PHASES if any(sign.search(line) for line in slashed)), None)
     frames = list(_frames(kept))
     text = "\n".join(frames)
     in_use = frozenset(feature for feature, sign in _FEATURES if re.search(sign, text))
@@ -212,13 +228,27 @@ def trace(lines: Iterable[str]) -> Traced:
 # Page-locked RAM: torch's pin_memory, whoever calls it, and a copy to RAM that does not wait, whose target torch pins
 # (torch: aten/src/ATen/native/cuda/Copy.cu).
 _PINS: Final = re.compile(
-    r"\.pin_memory\(|\bpin_memory=True|, _?pin_memory\b|\.to\([^\n]{0,60}cpu[^\n]{0,60}non_blocking=True"
+    r"\.pin_memory\(|\bpin_memory=True|, _?pin_memory\b|\.to\([^\n]{0,60}cpu[^\n]{0,60}non_blocking ?= ?True"
 )
 
 
 def pins(lines: Iterable[str]) -> bool:
     """Whether one of the two innermost frames of the last traceback in `lines` allocates page-locked RAM."""
     return any(_PINS.search(frame) for frame in list(_frames(_last_traceback(list(lines))))[-2:])
+
+
+def _unwrapped(lines: list[str]) -> list[str]:
+    """The lines, with the frames that Rich wrapped on one each."""
+    found: list[str] = []
+    for line in lines:
+        if found and line.strip() and _BEGUN.match(found[-1]) is not None:
+            begun, rest = found[-1].rstrip(), line.strip()
+            joined = f"{begun} {rest}" if begun.endswith(" in") else begun + rest
+            if _frame_in(joined) is not None or _BEGUN.match(joined) is not None:
+                found[-1] = joined
+                continue
+        found.append(line)
+    return found
 
 
 def _last_traceback(lines: list[str]) -> list[str]:

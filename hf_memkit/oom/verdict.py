@@ -25,8 +25,13 @@ OWN_CONTEXT: Final = 2 * GIB
 """What a process normally holds on a GPU outside PyTorch's allocator: the CUDA context and its kernels, 0.5 to 2 GiB
 (stas00/ml-engineering: training/performance). More than that is more likely another process or library."""
 
+_LEAST_CONTEXT: Final = 100 * MIB
+
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
+
+_XPU_ALLOCATION: Final = 4 * GIB
+"""github.com/intel/intel-extension-for-pytorch/issues/846: 4.00 GiB fails on an empty GPU of 15.11 GiB."""
 
 _NOTHING_LEFT: Final = 0.01
 """A share of the GPU. If a request would have left less, the GPU was full: torch prints two decimals, the driver gives
@@ -187,11 +192,30 @@ def judge(
         return _made(cause, why, settings, _figures(message))
     if message.device_type == "mps":
         return _mps(message)
-    verdict = _device(message, allocator_settings, growing)
+    verdict = _with_contexts(_device(message, allocator_settings, growing), message)
     requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
     if limit and requested > limit:
         return replace(verdict, why=f"{verdict.why} {_no_batch(requested, limit, samples, grows)}")
     return verdict
+
+
+def _with_contexts(verdict: Verdict, message: OomMessage) -> Verdict:
+    """The verdict, with what several small processes of one size on the GPU show: other ranks of the same job."""
+    sizes = sorted(one.size_bytes or 0 for one in other_processes(message))
+    contexts = [size for size in sizes if _LEAST_CONTEXT <= size <= OWN_CONTEXT]
+    alike = [size for size in contexts if size <= 1.1 * contexts[0]]
+    if len(alike) < 2:
+        return verdict
+    why = (
+        f"{len(alike)} other processes hold {show(alike[0])} to {show(alike[-1])} each, the size of a CUDA context: "
+        "probably other ranks of this job, which used this GPU before they set their own."
+    )
+    module = tools_of(message.device_type).module
+    device = Remedy(
+        f"{module}.set_device", "int(os.environ['LOCAL_RANK'])", True,
+        "before anything else uses the GPU; and torch.load with map_location='cpu'",
+    )  # fmt: skip
+    return replace(verdict, why=f"{verdict.why} {why}", settings=(device, *verdict.settings))
 
 
 def _no_batch(requested: int, limit: int, samples: int | None, grows: bool) -> str:
@@ -227,12 +251,16 @@ def _on(platform: Platform | None, remedy: Remedy) -> tuple[Remedy, ...]:
     if platform == "macOS" and remedy.value.startswith("dmesg"):
         check = "log show --last 1h --predicate 'eventMessage contains \"jetsam\"'"
         return (replace(remedy, value=check, reason="shows whether RAM ran out"),)
-    linux_only = remedy.value.startswith("dmesg") or remedy.value.startswith("expandable_segments:True")
+    if platform in ("macOS", "Windows") and remedy.value.startswith("docker run --shm-size"):
+        return ()
+    linux_only = remedy.value.startswith(("dmesg", "expandable_segments:True"))
     return () if platform == "Windows" and linux_only else (remedy,)
 
 
 def _device(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:
     requested, free = message.requested_bytes, message.free_bytes
+    if (limited := _single_allocation(message)) is not None:
+        return limited
     if requested is None or free is None:
         sizes = f"{'requested, ' if requested is None else ''}free, allocated and reserved"
         why = f"The text does not give the {sizes} sizes. The full message has them, on the same line or the next."
@@ -244,6 +272,21 @@ def _device(message: OomMessage, allocator_settings: str | None, growing: bool) 
         if verdict is not None:
             return verdict
     return _size(gpu)
+
+
+def _single_allocation(message: OomMessage) -> Verdict | None:
+    """Intel's runtime refuses one large allocation, however much is free; torch for XPU does not print what is."""
+    requested, capacity, reserved = message.requested_bytes or 0, message.capacity_bytes or 0, message.reserved_bytes
+    if message.device_type != "xpu" or message.free_bytes is not None or reserved is None:
+        return None
+    if requested < _XPU_ALLOCATION or requested + reserved > capacity:
+        return None
+    why = (
+        f"{show(requested)} was requested, and PyTorch had reserved {show(reserved)} of {show(capacity)}. Intel's "
+        f"runtime refuses a single allocation of {show(_XPU_ALLOCATION)} or more on many GPUs, whatever is free."
+    )
+    lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", True, "allows larger ones")
+    return _made("cap", why, (lift,), _figures(message))
 
 
 def _too_large(gpu: DeviceFigures) -> Verdict | None:

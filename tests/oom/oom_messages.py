@@ -448,8 +448,22 @@ LINES: tuple[Line, ...] = (
          {"used_bytes": gib(239.5), "total_bytes": gib(252)}),
     Line("distributed.nanny.memory - WARNING - Worker tcp://127.0.0.1:1 (pid=4821) exceeded 95% memory budget. Restarting",
          "dask", _RAM, {"pid": 4821}),
-    Line("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi.", "kubernetes", _RAM,
-         {"in_cgroup": True}),
+    Line("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi.", "kubernetes-node", _RAM,
+         {"in_cgroup": False}),
+    Line("The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was using "
+         "57671680Ki, request is 16Gi, has larger consumption of memory.", "kubernetes-node", _RAM,
+         {"in_cgroup": False, "used_bytes": gib(55)}),
+    Line("Pod The node had condition: [MemoryPressure].", "kubernetes-node", _RAM, {"in_cgroup": False}),
+    Line("The node was low on resource: ephemeral-storage. Threshold quantity: 10120387530, available: 9421108Ki. Container "
+         "trainer was using 92312416Ki, request is 0, has larger consumption of ephemeral-storage.", "kubernetes-disk",
+         "disk"),
+    Line("The node had condition: [DiskPressure].", "kubernetes-disk", "disk"),
+    Line("Pod ephemeral local storage usage exceeds the total limit of containers 20Gi.", "kubernetes-disk", "disk"),
+    Line('Usage of EmptyDir volume "cache" exceeds the limit "50Gi".', "kubernetes-disk", "disk"),
+    Line("Workload evicted, storage limit exceeded (50G)", "kubernetes-disk", "disk"),
+    Line("Memory limit exceeded (16Gi)", "job-limit", _RAM, {"in_cgroup": True, "total_bytes": gib(16)}),
+    Line("c++: fatal error: Killed signal terminated program cc1plus", "compiler-killed", _RAM),
+    Line("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "compiler-killed", _RAM),
     Line('"exitCode": 137, "startedAt": "x"', *_KILLED),
     Line("Exited (137) 5 minutes ago", *_KILLED),
     Line("x.service: Main process exited, code=killed, status=9/KILL", *_KILLED),
@@ -464,11 +478,19 @@ LINES: tuple[Line, ...] = (
          {"in_cgroup": False}),
     Line("Killed process 4821 (python3) total-vm:94371840kB, anon-rss:62914560kB", "linux-oom", _RAM,
          {"in_cgroup": False, "pid": 4821, "process_name": "python3", "resident_bytes": gib(60)}),
-    Line("System OOM encountered, victim process: python, pid: 4821", "kubernetes", _RAM, {"in_cgroup": True}),
+    Line("System OOM encountered, victim process: python, pid: 4821", "kubernetes-node", _RAM,
+         {"in_cgroup": False, "pid": 4821, "process_name": "python"}),
+    Line("OOMKilled", "kubernetes", _RAM, {"in_cgroup": True}),
     Line("slurmstepd-gpu20: error: Detected 1 oom-kill event(s) in StepId=9.0. Some of your processes may have been killed "
          "by the cgroup out-of-memory handler.", "slurm", _RAM, {"in_cgroup": True}),
     Line("#033[2m#033[33m(raylet)#033[0m node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory pressure "
          "(OOM), 0 Workers crashed", "ray", _RAM),
+    Line("The kernel for ft.ipynb appears to have died. It will restart automatically.", "notebook", _RAM,
+         {"in_cgroup": True}),
+    Line("The Kernel crashed while executing code in the current cell or a previous cell.", "notebook", _RAM,
+         {"in_cgroup": True}),
+    Line("nbclient.exceptions.DeadKernelError: Kernel died", "notebook", _RAM, {"in_cgroup": True}),
+    Line("Execution failed. User process '/x/bin/python' exited with status code -9. Please check log file 'x'.", *_KILLED),
     Line("Your session crashed after using all available RAM.", "notebook", _RAM, {"in_cgroup": True}),
     Line("Your notebook tried to allocate more memory than is available. It has restarted.", "notebook", _RAM,
          {"in_cgroup": True}),
@@ -517,6 +539,19 @@ LINES: tuple[Line, ...] = (
          "17179869184.00 GiB", "torch-device", "device",
          {"device": 0, "device_type": "cuda", "allocated_bytes": gib(19), "requested_bytes": gib(2),
           "capacity_bytes": gib(23.53), "free_bytes": gib(1.03)}),
+    Line("torch.cuda.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently "
+         "allocated     : 9.50 GiB\nRequested               : 32.00 MiB\nDevice limit            : 12.00 GiB", "torch-device",
+         "device", {"device": 0, "device_type": "cuda", "allocated_bytes": gib(9.5), "requested_bytes": mib(32),
+                    "capacity_bytes": gib(12)}),
+    Line(":0:rocdevice.cpp            :2881: 12345: Callback: Queue 0x7f0 aborting with error : "
+         "HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources. Code: 0x1008 Available "
+         "Free mem : 62 MB", "hsa", "device", {"device_type": "rocm", "free_bytes": mib(62)}),
+    Line('RuntimeError: nrt_tensor_allocate status=4 message="Allocation Failure"', "neuron", "device",
+         {"device_type": "neuron"}),
+    Line("2026-Jul-30 14:22:31.305961 65191:69012 ERROR  TDRV:dmem_alloc_internal    Failed to alloc DEVICE memory: 4194304",
+         "neuron", "device", {"device_type": "neuron", "requested_bytes": 4194304}),
+    Line("RuntimeError: Unsloth: No or negligible GPU memory available for fused cross entropy.", "unsloth-loss", "device",
+         {}, "forward"),
     Line("RuntimeError: MLU out of memory. Tried to allocate 1.00 GiB (MLU 1; 31.00 GiB total capacity; 29.00 GiB already "
          "allocated; 100.00 MiB free; 30.00 GiB reserved in total by PyTorch)", "torch-device", "device",
          {"device": 1, "device_type": "mlu", "requested_bytes": gib(1), "capacity_bytes": gib(31), "free_bytes": mib(100),
@@ -576,6 +611,21 @@ NOT_MESSAGES = (
     "1 select_algorithm.py:2100] No valid triton configs. OutOfResources: out of resource: shared memory, Required: 131072, "
     "Hardware limit: 101376.",
     "CUDA out of memory. Tried to allocate 2.00 GiB.\nIgnoring this choice.",
+    # gRPC's code, of a quota and of a message
+    "google.api_core.exceptions.ResourceExhausted: 429 Quota exceeded for x.googleapis.com/gpus. [code: RESOURCE_EXHAUSTED]",
+    "429 RESOURCE_EXHAUSTED. Quota exceeded for allocated memory per project",
+    'status = StatusCode.RESOURCE_EXHAUSTED\n\tdetails = "Received message larger than max (12582944 vs. 4194304)"',
+    # lines of source around a frame of a notebook
+    '     63         "CUDA out of memory.",  # CUDA OOM\n     64         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",\n'
+    "---> 65         \"DefaultCPUAllocator: can't allocate memory\",\nNameError: name 'x' is not defined",
+    # what a model wrote
+    "{'loss': 0.9, 'completion': 'Your program failed because the GPU is out of memory. Reduce the batch size.'}",
+    "{'num_tokens': 1.2e4, 'epoch': 0.1, 'completion': 'Error: CUDA out of memory.'}",
+    # other limits
+    "hsa api call failure at: rocminfo.cc:1087\nCall returned HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to "
+    "allocate the necessary resources.",
+    "OSError: libgomp.so.1: cannot allocate memory in static TLS block",
+    "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
     "*** JOB 12 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\nsrun: error: n1: task 0: Killed",
     "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB with freed_by_count=0. The caller indicates that "
     "this is not a failure, but may mean that there could be performance gains if more memory were available.",

@@ -395,3 +395,125 @@ def test_weights_that_a_device_map_moved_to_ram() -> None:
     text = "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit"
     assert keys(told(text)) == ["quantization_config", "command", "device_map"]
     assert keys(told(text, {"load_in_4bit": True}))[0] == "command"
+
+
+VLLM_CACHE = (
+    TOP
+    + frame("trl/trainer/grpo_trainer.py", "__init__", "self.llm = LLM(")
+    + frame("vllm/worker/cache_engine.py", "_allocate_kv_cache", "layer_kv_cache = torch.zeros(alloc_shape,")
+)
+
+
+def test_no_batch_sizes_what_vllm_holds() -> None:
+    expected = ["vllm_gpu_memory_utilization", "vllm_mode", "vllm_tensor_parallel_size"]
+    assert keys(told(VLLM_CACHE + gpu())) == expected
+    assert keys(told(VLLM_CACHE + "RuntimeError: CUDA Error: out of memory at /x/cumem_allocator.cpp:62")) == expected
+    assert "vllm_mode" not in keys(told(VLLM_CACHE + gpu(), {"vllm_mode": "server"}))
+    split = told(VLLM_CACHE + gpu(), {"vllm_tensor_parallel_size": 2}).changes[2]
+    assert (split.current, split.value) == (2, 4)
+    generates = TOP + frame("transformers/generation/utils.py", "_sample", "outputs = self(**model_inputs)")
+    assert keys(told(generates + gpu()))[0] == "per_device_eval_batch_size"
+
+
+TOWER = (
+    TOP
+    + frame("transformers/trainer.py", "training_step", "loss = self.compute_loss(model, inputs)")
+    + frame("transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py", "forward", "x = self.visual(pixel_values, grid)")
+    + frame("transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py", "forward", "F.scaled_dot_product_attention(q, k)")
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "current", "value"),
+    [(None, "processor.max_pixels", None, "half"), ({"max_pixels": 602112}, "arguments.max_pixels", 602112, 301056),
+     ({"image_max_pixels": 262144}, "arguments.image_max_pixels", 262144, 131072)],
+)  # fmt: skip
+def test_shorter_texts_do_not_help_a_vision_tower(
+    arguments: dict[str, Any] | None, key: str, current: int | None, value: object
+) -> None:
+    explanation = told(TOWER + gpu("34.83 GiB", total="44.55 GiB", allocated="20.90 GiB"), arguments)
+    last = explanation.changes[-1]
+    assert (last.key, last.current, last.value) == (key, current, value)
+    assert keys(explanation)[0] == "attn_implementation" and "max_length" not in keys(explanation)
+
+
+def test_the_tail_of_an_evaluation_is_known_by_its_innermost_frame() -> None:
+    tail = frame("transformers/trainer_pt_utils.py", "torch_pad_and_concatenate", "tensor1.new_full(new_shape, x)")
+    explanation = told(tail + gpu("12.94 GiB", "12.29 GiB", "18.33 GiB", "39.56 GiB", "7.38 GiB", "26.00 GiB"))
+    assert explanation.found is not None and explanation.found.phase == "evaluate"
+    assert cause(explanation) == "size", "kept predictions grow: no fragmentation"
+    assert keys(explanation)[:2] == ["preprocess_logits_for_metrics", "eval_accumulation_steps"]
+
+
+def test_a_disk_that_fills_while_rows_are_written_or_weights_are_downloaded() -> None:
+    full = "OSError: [Errno 28] No space left on device"
+    for file, function, phase in (
+        ("datasets/arrow_writer.py", "write_table", "data"), ("datasets/builder.py", "_prepare_split_single", "data"),
+        ("datasets/arrow_dataset.py", "_map_single", "data"), ("huggingface_hub/file_download.py", "http_get", "load"),
+    ):  # fmt: skip
+        explanation = told(TOP + frame(file, function) + full)
+        assert explanation.found is not None and explanation.found.phase == phase
+        assert keys(explanation) == ["HF_HOME"]
+
+
+def test_a_pod_that_was_evicted_gets_no_larger_limit() -> None:
+    explanation = told("The node was low on resource: memory. Container x was using 57671680Ki, request is 16Gi.")
+    assert explanation.verdict is not None and cause(explanation) == "host memory"
+    assert [one.key for one in explanation.verdict.settings] == ["resources.requests.memory"]
+    assert "command" not in keys(explanation)
+    explanation = told("The node was low on resource: ephemeral-storage.")
+    assert cause(explanation) == "disk" and keys(explanation)[0] == "save_total_limit"
+
+
+def test_a_compiler_that_was_killed_is_no_training() -> None:
+    explanation = told("c++: fatal error: Killed signal terminated program cc1plus")
+    assert explanation.verdict is not None and cause(explanation) == "host memory" and not explanation.changes
+    assert [one.key for one in explanation.verdict.settings] == ["environment.MAX_JOBS"]
+
+
+def test_workers_do_not_shrink_one_array_that_is_too_large() -> None:
+    asked = "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate {} bytes."
+    assert "dataloader_num_workers" in keys(told(asked.format(2**30)))
+    assert "dataloader_num_workers" not in keys(told(asked.format(2**38)))
+
+
+def test_of_two_messages_of_a_form_the_one_with_the_size_is_explained() -> None:
+    log = (
+        "n1:1:2 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n\n"
+        "n1:1:2 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n"
+    )
+    found = told(log).found
+    assert found is not None and found.message.requested_bytes == 6291456
+
+
+def test_one_large_allocation_on_an_intel_gpu() -> None:
+    text = (
+        "torch.OutOfMemoryError: XPU out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 15.11 "
+        "GiB. Of the allocated memory {} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+        "unallocated."
+    )
+    explanation = told(text.format("4.00", "1.00"))
+    assert explanation.verdict is not None and cause(explanation) == "cap"
+    assert [one.key for one in explanation.verdict.settings] == ["environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS"]
+    assert cause(told(text.format("4.00", "12.00"))) == cause(told(text.format("3.00", "1.00"))) == "unknown"
+
+
+def test_what_a_notebook_prints_twice_is_explained_by_its_frames() -> None:
+    stack = 'File ~/e/unsloth_zoo/x.py:147, in X.forward(ctx)\n--> 147     x.to("cpu", non_blocking = True)\n'
+    error = "RuntimeError: CUDA error: out of memory\n"
+    explanation = told(f'"message": "CUDA error: out of memory\n"stack": "{TOP}{stack}{error}')
+    assert explanation.found is not None and explanation.found.message.memory == "pinned"
+
+
+def test_contexts_of_other_ranks_are_told_from_other_jobs() -> None:
+    def first(*sizes: str) -> str | None:
+        more = "".join(f"Process {number} has {size} memory in use. " for number, size in enumerate(sizes, 100))
+        verdict = told(
+            gpu("2.00 MiB", "1.06 MiB", "75.90 GiB", "79.15 GiB", "101.20 MiB", "77.05 GiB", more=more)
+        ).verdict
+        assert verdict is not None
+        return verdict.settings[0].key if verdict.settings else None
+
+    assert first("4.00 MiB", "510.00 MiB", "512.00 MiB") == "torch.cuda.set_device"
+    assert first("510.00 MiB") is None and first("4.00 MiB", "4.00 MiB") is None
+    assert first("11.00 GiB", "11.00 GiB") != "torch.cuda.set_device"

@@ -118,11 +118,17 @@ def test_the_vocabulary_is_read_from_the_models_folder(capsys: pytest.CaptureFix
         ("python -m torch.distributed.run --nproc_per_node=2 -m trl.scripts.sft --max_length 10", "-m trl.scripts.sft",
          ("--max_length", "10")),
         ('Command "python train.py" returned non-zero exit status 137', "train.py", ()),
+        ('Command "/opt/bin/python3.9 train.py --bf16 True --bs 4", exit code: 1', "train.py",
+         ("--bf16", "True", "--bs", "4")),
+        ("$ WANDB_MODE=off python train.py \\\n    --bf16 True \\\n    --bs 4", "train.py",
+         ("--bf16", "True", "--bs", "4")),
+        ("torchrun --nproc_per_node 2 \\\r\n  train.py \\\r\n  --bs 4\r", "train.py", ("--bs", "4")),
     ],
 )  # fmt: skip
 def test_the_command_in_a_log(line: str, target: str, arguments: tuple[str, ...]) -> None:
     seen = Surroundings()
-    seen.see(line + "\n")
+    for part in f"{line}\n".splitlines(keepends=True):
+        seen.see(part)
     assert seen.command is not None and (seen.command.target, seen.command.arguments) == (target, arguments)
 
 
@@ -169,6 +175,7 @@ def test_what_to_type_next() -> None:
         ("os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:128'", None, "max_split_size_mb:128"),
         ("If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
          "avoid fragmentation.", None, None),
+        ("RuntimeError: [enforce fail at ..\\c10\\core\\CPUAllocator.cpp:73] data. x", "Windows", None),
         ("/home/me/train.py", None, None),
     ],
 )  # fmt: skip
@@ -192,6 +199,8 @@ def test_what_the_system_does_not_have_is_not_proposed() -> None:
     assert fixes("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py\n" + pieces) == []
     assert fixes("/Users/me/train.py:3: UserWarning\nKilled")[0].startswith("log show")
     assert fixes("Killed")[0].startswith("dmesg")
+    exited = "RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly"
+    assert fixes(exited)[0].startswith("docker") and fixes(TOP + windows + exited) == [], "/dev/shm is Linux'"
     eight = {"optim": "adamw_bnb_8bit"}
     assert "optim" in keys(told(PLAIN + gpu(), eight))
     assert "optim" not in keys(told("on /mnt/c/job\n" + PLAIN + gpu(), eight)), "no managed memory on WSL2"
@@ -212,3 +221,19 @@ def test_accumulation_is_the_users_too() -> None:
         ({"micro_batch_size": 4}, "gradient_accumulation_steps by 2"),
     ):
         assert part in told(PLAIN + gpu(), arguments).changes[0].reason
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["swift sft --per_device_train_batch_size 6", "$ trl sft --per_device_train_batch_size 6 > log",
+     "NPROC_PER_NODE=2 swift sft \\\n    --lora_rank 8 \\\n    --per_device_train_batch_size 6"],
+)  # fmt: skip
+def test_the_arguments_of_a_tool_that_names_no_script(command: str) -> None:
+    explanation = told(f"{command}\n{PLAIN.replace(TOP, TOP + USERS)}{gpu()}")
+    assert (explanation.changes[0].current, explanation.changes[0].value) == (6, 3)
+    assert explanation.next_steps == () and explanation.fitted
+
+
+def test_a_command_without_arguments_fits_nothing() -> None:
+    explanation = told(f"$ python train.py\n{PLAIN}{gpu()}")
+    assert not explanation.fitted and explanation.next_steps

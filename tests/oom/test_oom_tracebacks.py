@@ -229,6 +229,7 @@ _PINNING = (
         (_PINNING + "           ^^^^^^^^^^^^^^^\n", "pinned"),
         ('  File "/x/offload.py", line 64, in buffers\n    return torch.empty(count, pin_memory=True)\n', "pinned"),
         ('  File "/x/offload.py", line 64, in forward\n    saved = x.to("cpu", non_blocking=True)\n', "pinned"),
+        ('  File "/x/offload.py", line 64, in forward\n    saved = x.to("cpu", non_blocking = True)\n', "pinned"),
         ('  File "/x/trainer.py", line 64, in training_step\n    loss.backward()\n', "device"),
         ('        "pin_memory": true\n', "device"),
         ("{'dataloader_pin_memory': True, 'x': 1}\n", "device"),
@@ -390,3 +391,57 @@ def test_an_empty_file_is_called_empty(capsys: pytest.CaptureFixture[str], tmp_p
     assert main(["explain", str(log)]) == 1
     out = capsys.readouterr().out
     assert "is empty" in out and "2>&1" in out
+
+
+RICH = (
+    "╭───────────────────── Traceback (most recent call last) ──────────────────────╮",
+    "│ /e/lib/python3.10/site-packages/transformers/trainer.py:3318 in              │",
+    "│ training_step                                                                │",
+    "│ ❱ 3318 │   loss = self.compute_loss(model, inputs)                           │",
+    "│                                                                              │",
+    "│ /e/lib/python3.10/site-packages/transformers/models/llama/modeling_lla       │",
+    "│ ma.py:1372 in forward                                                        │",
+    "│ ❱ 1372 │   x = self.layers(x)                                                │",
+    "│ /e/lib/python3.10/site-packages/torch/nn/functional.py:3086 in               │",
+    "│ cross_entropy                                                                │",
+    "│ ❱ 3086 │   return torch._C._nn.cross_entropy_loss(x)                         │",
+    "╰──────────────────────────────────────────────────────────────────────────────╯",
+)
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_frames_that_a_box_wraps_are_whole(prefix: str) -> None:
+    log = "\n".join(f"{prefix}{line}" for line in (*RICH, f"OutOfMemoryError: {SIZE}"))
+    (found,) = find_messages(log)
+    assert (found.phase, found.trace.place) == ("forward", "cross entropy")
+    assert str(found.trace.frame).startswith("torch/nn/functional.py, cross_entropy:")
+    assert found.trace.model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    ("head", "last"),
+    [
+        (
+            "File c:\\Users\\me\\site-packages\\torch\\nn\\modules\\module.py:779, in Module._apply(self, fn)",
+            "--> 779     x",
+        ),
+        ("│ C:\\e\\site-packages\\torch\\nn\\modules\\module.py:779 in _apply          │", "│ ❱ 779 │   x │"),
+        ('  File "C:\\e\\site-packages\\torch\\nn\\modules\\module.py", line 779, in _apply', "    x"),
+    ],
+)
+def test_frames_of_windows_tell_the_phase(head: str, last: str) -> None:
+    (found,) = find_messages(f"Traceback (most recent call last)\n{head}\n{last}\n{SIZE}")
+    assert found.phase == "load"
+
+
+def test_a_merge_of_unsloth_is_a_merge() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/e/site-packages/unsloth/save.py", line 2364, in unsloth_generic_save_pretrained_merged\n'
+        "    unsloth_generic_save(**arguments)\n"
+        '  File "/e/site-packages/unsloth/save.py", line 195, in _merge_lora\n    W = fast_dequantize(W, state)\n'
+        "RuntimeError: CUDA error: out of memory"
+    )
+    explanation = explain_oom(log)
+    assert explanation.found is not None and explanation.found.trace.place == "merged adapters"
+    assert [change.key for change in explanation.changes] == ["model.merge_and_unload"]
