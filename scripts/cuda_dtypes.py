@@ -15,7 +15,7 @@ recorded:
   it cannot.
 
 All else is unknown, and is not written. What OpInfos lack is in hf_memkit/prediction/child/cuda_dtypes.py.
-It takes four minutes.
+It takes about ten minutes.
 """
 
 from __future__ import annotations
