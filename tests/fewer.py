@@ -2,7 +2,7 @@
 `--exhaustive`.
 
 @pytest.mark.parametrize("event", first(EVENTS))
-@pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, of_each=3))
+@pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, of_each=3, quick=6))
 @pytest.mark.parametrize(("name", "variant"), one_each(PACK, task, engine))
 """
 
@@ -23,8 +23,9 @@ def first(cases: Sequence[Any]) -> list[Any]:
     return [pytest.param(*each, marks=[pytest.mark.slow] if number else []) for number, each in enumerate(values)]
 
 
-def pairs(cases: Sequence[tuple[str, str]], *, of_each: int) -> list[Any]:
-    """Every first value with one second, and every second value with at least `of_each` firsts.
+def pairs(cases: Sequence[tuple[str, str]], *, of_each: int, quick: int) -> list[Any]:
+    """Every first value with one second, and every second value with at least `of_each` firsts; `quick` of these are in
+    the short run.
 
     Those of a second value with bf16 in its name carry that marker.
     """
@@ -42,6 +43,7 @@ def pairs(cases: Sequence[tuple[str, str]], *, of_each: int) -> list[Any]:
         pytest.param(
             *case,
             marks=[
+                *([pytest.mark.slow] if case in kept[quick:] else []),
                 *([] if case in kept else [pytest.mark.exhaustive]),
                 *([pytest.mark.bf16] if "bf16" in case[1] else []),
             ],
