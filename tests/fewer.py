@@ -24,8 +24,8 @@ def first(cases: Sequence[Any]) -> list[Any]:
 
 
 def pairs(cases: Sequence[tuple[str, str]], *, of_each: int, quick: int) -> list[Any]:
-    """Every first value with one second, and every second value with at least `of_each` firsts; `quick` of these are in
-    the short run.
+    """Every first value with one second, and every second value with at least `of_each` firsts. The first `quick` of
+    these are in the short run.
 
     Those of a second value with bf16 in its name carry that marker.
     """

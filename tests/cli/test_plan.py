@@ -216,6 +216,7 @@ def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
     assert "Ctrl-C: printing the best so far" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_fits(folder: Path) -> None:
     """Would notice: 1 and "nothing fits" because the search was ended."""
     (folder / "slow").touch()

@@ -50,6 +50,7 @@ def test_predictions_that_are_kept_for_metrics_are_counted(child: Child) -> None
     assert alone <= moved < kept and batch_by_batch < kept
 
 
+@pytest.mark.slow
 def test_a_save_takes_no_memory_but_for_merged_experts(child: Child) -> None:
     for name in ("gpt2", "bert", "t5", "vit"):
         phases = child.ask(name, "saved", "real")["phases"]
