@@ -172,16 +172,37 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
 
 
 def nothing_known(content: Mapping[str, Any]) -> Other | None:
-    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one."""
+    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one, and of a script's
+    own file that holds its TrainingArguments in a section."""
     names = [str(key) for key in content]
     known = fields() | ever_fields("transformers")
+    section, count = _arguments_inside(content)
+    instead = f"Give what stands under {section!r} as a file of its own" if count else _ARGUMENTS
+    if count > 1 and not _of_trainer(content):
+        return Other(
+            f"a script's own config: fields of TrainingArguments stand under {section!r}, and none beside it", instead
+        )
     if not names or any(name in known or misspelt(name) for name in names):
         return None
-    sections = {key: value for key, value in content.items() if isinstance(value, Mapping)}
-    section = next((key for key, value in sections.items() if value.keys() & argument_types().keys()), None)
-    instead = _ARGUMENTS if section is None else f"Give what stands under {section!r} as a file of its own"
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
+
+
+def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
+    """The keys that are fields of TrainingArguments, in any version, but for those that a script's config may have
+    beside a section of them."""
+    fields_of_trainer = argument_types().keys() | ever_fields("transformers")
+    return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
+
+
+def _arguments_inside(content: Mapping[str, Any]) -> tuple[str, int]:
+    """(the section with the most fields of TrainingArguments that is no argument itself, how many it has)."""
+    counts = [
+        (str(key), len(_of_trainer(value)))
+        for key, value in content.items()
+        if isinstance(value, Mapping) and key not in fields()
+    ]
+    return max(counts, key=lambda each: each[1], default=("", 0))
 
 
 def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
