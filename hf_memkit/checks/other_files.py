@@ -67,9 +67,19 @@ _TOOLS: Final = (
     ("a config of trlx", "train model method", ""),
     ("a config of LitGPT", "checkpoint_dir train", ""),
     ("a config of Ludwig", "input_features output_features", ""),
-    ("a config of unsloth's command line", "model training", "data lora logging"),
 )  # fmt: skip
 """What it is, keys that it has, and keys of which it has at least one, as the tools' own examples have them."""
+
+_UNSLOTH: Final = frozenset({"model", "data", "training", "lora", "logging"})
+_UNSLOTH_TRAINING: Final = frozenset(
+    {
+        "training_type", "max_seq_length", "load_in_4bit", "output_dir", "num_epochs", "learning_rate", "batch_size",
+        "gradient_accumulation_steps", "warmup_steps", "max_steps", "save_steps", "weight_decay", "random_seed",
+        "packing", "train_on_completions", "gradient_checkpointing",
+    }
+)  # fmt: skip
+"""All that a config of unsloth's command line may hold, and its section `training` (unsloth_cli/config.py). Scripts
+have sections of these names too, with other keys."""
 
 _SAVED: Final = (
     ("an adapter's config, of PEFT", "peft_type", ""),
@@ -155,6 +165,9 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
         named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
         instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
         return Other("a config of `accelerate launch`, which memkit does not read", f"Give {instead}")
+    training = content.get("training")
+    if isinstance(training, Mapping) and len(keys) > 1 and keys <= _UNSLOTH and training.keys() <= _UNSLOTH_TRAINING:
+        return Other("a config of unsloth's command line", _to_check_of("", path, content))
     if what := _shown_by(keys, _TOOLS):
         return Other(what, _to_check_of(what, path, content))
     if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):

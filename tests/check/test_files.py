@@ -79,6 +79,7 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
             {"output_dir": "x", "model_type": "gpt2", "tokenizer_name": "y", "vocab_size": 100},
             {"output_dir": "x", "temperature": 1.0, "top_p": 0.9, "num_generations": 8},
             {"use_cpu": True, "debug": ""},
+            {"model": {"name": "x"}, "data": {}, "training": {"num_train_epochs": 1}, "lora": {"r": 8}},
             {"model": {}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "scheduler": {"type": "cosine"}},
             {"net": {"width": 8}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "seed": 1},
             {"activation_checkpointing": True},
