@@ -115,8 +115,9 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 EXAMPLES: Final = frozenset(
     {
-        # transformers 5.23: examples/pytorch; TRL's command line (`env`); names that scripts often use
-        "activation_dropout", "add_adapter", "apply_spec_augment", "attention_dropout", "attention_mask",
+        # transformers 5.23: examples/pytorch; TRL's command line (env, accelerate_config); names that scripts often use
+        "accelerate_config", "activation_dropout", "add_adapter", "apply_spec_augment", "attention_dropout",
+        "attention_mask",
         "audio_column_name", "base_learning_rate", "block_size", "bos_token", "cache_dir", "caption_column",
         "chars_to_ignore", "config_name", "config_overrides", "ctc_loss_reduction", "ctc_zero_infinity",
         "data_dir", "dataset", "dataset_config", "dataset_config_name", "dataset_name", "do_lower_case",

@@ -65,6 +65,10 @@ def argument_of_older_trl() -> None:
 def unknown_argument() -> None:
     refused("my_own", lambda: parse_json(my_own=1))
     refused("my_own", lambda: parse_with_trl(my_own=1))
+    # TRL's command line gives what its parser does not know to `accelerate launch`.
+    from trl.cli.commands import training
+
+    assert "resolve_accelerate_config_argument(config_remaining + cli_remaining)" in inspect.getsource(training)
 
 
 @plain_proof("value-not-allowed", fails="loud")
@@ -210,3 +214,16 @@ def padding_free_ignored() -> None:
     args = DPOConfig(tempfile.mkdtemp(), padding_free=True, max_length=8, **_ON_CPU)
     made = DPOTrainer(model(), model(), args=args, train_dataset=rows, processing_class=_tokenizer())
     assert made.padding_free is False
+
+
+@plain_proof("kto-batch-of-one", fails="late")
+def kto_batch_of_one() -> None:
+    from trl import KTOConfig, KTOTrainer
+
+    def made(**more: Any) -> Any:
+        args = KTOConfig(tempfile.mkdtemp(), per_device_train_batch_size=1, max_length=8, **_ON_CPU, **more)
+        rows = Dataset.from_list([{"prompt": "a", "completion": "a a", "label": label} for label in (True, False)])
+        return KTOTrainer(model(), model(), args=args, train_dataset=rows, processing_class=_tokenizer())
+
+    refused("batch size must be > 1", made)
+    made(loss_type="apo_zero_unpaired")

@@ -81,17 +81,30 @@ def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> 
     numbers = [_number(subject, name) for name in factors]
     each = math.prod(number or 0 for number in numbers)
     least = group // math.gcd(group, each)
-    if not each or (subject.processes or 1) % least == 0:
+    # TRL's command line hands num_processes on to `accelerate launch`.
+    processes = subject.processes or _number(subject, "num_processes")
+    if not each or (processes or 1) % least == 0:
         return
     batch = f"{' × '.join(factors)} = {each} on each process"
-    if subject.processes is None:
+    if processes is None:
         why = f"TRL refuses groups of {group} with {batch}, unless the number of processes is a multiple of {least}"
         fix = f"start a multiple of {least} processes, or make the product a multiple of {group}"
         yield Found(key, why=why, fix=fix, argument=True, severity="hint")
     else:
-        why = f"TRL refuses groups of {group} with {batch} and {subject.processes} processes"
+        why = f"TRL refuses groups of {group} with {batch} and {processes} processes"
         fix = f"make the product with the number of processes a multiple of {group}"
         yield Found(key, why=why, fix=fix, argument=True)
+
+
+@any_job.error(
+    why="KTOTrainer refuses micro-batches of one sample, whose KL term would be the reward itself",
+    fix="set per_device_train_batch_size to 2 or more, or loss_type: apo_zero_unpaired",
+    source="trl 1.16.0: trainer/kto_trainer.py 844",
+)
+def kto_batch_of_one(subject: Subject) -> Iterator[Found]:
+    kto = _classes(subject)[:1] == ["KTOConfig"] and subject.argument("loss_type", "kto") == "kto"
+    if kto and _number(subject, "per_device_train_batch_size") == 1:
+        yield Found("per_device_train_batch_size", 1, argument=True)
 
 
 @any_job.warning(
