@@ -115,7 +115,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 EXAMPLES: Final = frozenset(
     {
-        # transformers 5.23: examples/pytorch; TRL's command line (env, accelerate_config); names that scripts often use
+        # transformers 5.23: examples/pytorch; TRL's command line (env, accelerate_config); names scripts often use
         "accelerate_config", "activation_dropout", "add_adapter", "apply_spec_augment", "attention_dropout",
         "attention_mask",
         "audio_column_name", "base_learning_rate", "block_size", "bos_token", "cache_dir", "caption_column",
