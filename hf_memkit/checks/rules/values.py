@@ -70,6 +70,8 @@ def auto_not_filled(subject: Subject) -> Iterator[Found]:
     for path, value in walk(subject.config or {}):
         if value != "auto" or path in FILLED or path in _OWN_AUTO or _overwritten(path):
             continue
+        if path.endswith(".stage3_gather_16bit_weights_on_model_save") and subject.zero.stage == 3:
+            continue  # no-weights-saved says what follows from it
         taken = _ACCELERATE_FILLS.get(path)
         why = f"Trainer does not fill in this key; accelerate uses {taken}, whatever the job is" if taken else ""
         yield Found(path, value, why=why, severity="warning" if taken else None)
