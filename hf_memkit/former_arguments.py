@@ -115,8 +115,9 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 EXAMPLES: Final = frozenset(
     {
-        # transformers 5.23: examples/pytorch; TRL's command line (`env`); names that scripts often use
-        "activation_dropout", "add_adapter", "apply_spec_augment", "attention_dropout", "attention_mask",
+        # transformers 5.23: examples/pytorch; TRL's command line (env, accelerate_config); names scripts often use
+        "accelerate_config", "activation_dropout", "add_adapter", "apply_spec_augment", "attention_dropout",
+        "attention_mask",
         "audio_column_name", "base_learning_rate", "block_size", "bos_token", "cache_dir", "caption_column",
         "chars_to_ignore", "config_name", "config_overrides", "ctc_loss_reduction", "ctc_zero_infinity",
         "data_dir", "dataset", "dataset_config", "dataset_config_name", "dataset_name", "do_lower_case",
@@ -193,7 +194,7 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
             found[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
     names = {str(name) for name in given}
     of_trl = {name for each in _history()["trl"]["classes"] for name in _last("trl", each)}
-    gone_from_trl = of_trl - ever_fields("transformers")
+    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if _for_unsloth(given) else frozenset())
     for name in (each for each in given if each in gone_from_trl):
         classes = trl_in_use(names - {name})
         had = next((each for each in classes if name in _last("trl", each)), None)
@@ -201,6 +202,11 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
         if had is not None and not still and (name not in EXAMPLES or name in _SUCCESSORS):
             found[name] = Former(had, "TRL", _last("trl", had)[name], _fix(name, given))
     return found
+
+
+def _for_unsloth(given: Mapping[str, Any]) -> bool:
+    """Whether a script reads the file that loads its model with unsloth."""
+    return given.get("use_gradient_checkpointing") == "unsloth" or any("unsloth" in str(name) for name in given)
 
 
 @cache
@@ -220,6 +226,9 @@ def _fix(name: str, given: Mapping[str, Any]) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
     return f"write {successor.format(text.strip('[]') if '[{}]' in successor else text)}"
 
+
+_OF_UNSLOTH: Final = frozenset({"max_seq_length"})
+"""Former fields of TRL that are arguments of unsloth's FastLanguageModel.from_pretrained (its own documentation)."""
 
 _BESIDE: Final = ("ModelConfig", "ScriptArguments", "DatasetMixtureConfig", "GRPOScriptArguments")
 """Classes of TRL that are parsed beside a trainer's config."""

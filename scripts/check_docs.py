@@ -102,6 +102,7 @@ _GROUPS = {
     "argument_names": "Names of arguments",
     "arguments": "Trainer's arguments",
     "refused_arguments": "Values that TrainingArguments refuse",
+    "trl_values": "Values that TRL refuses or ignores",
     "loading": "Loading weights and data",
     "allocator": "PyTorch's allocator",
     "checkpointing": "Activation checkpointing",

@@ -67,9 +67,19 @@ _TOOLS: Final = (
     ("a config of trlx", "train model method", ""),
     ("a config of LitGPT", "checkpoint_dir train", ""),
     ("a config of Ludwig", "input_features output_features", ""),
-    ("a config of unsloth's command line", "model training", "data lora logging"),
 )  # fmt: skip
 """What it is, keys that it has, and keys of which it has at least one, as the tools' own examples have them."""
+
+_UNSLOTH: Final = frozenset({"model", "data", "training", "lora", "logging"})
+_UNSLOTH_TRAINING: Final = frozenset(
+    {
+        "training_type", "max_seq_length", "load_in_4bit", "output_dir", "num_epochs", "learning_rate", "batch_size",
+        "gradient_accumulation_steps", "warmup_steps", "max_steps", "save_steps", "weight_decay", "random_seed",
+        "packing", "train_on_completions", "gradient_checkpointing",
+    }
+)  # fmt: skip
+"""All that a config of unsloth's command line may hold, and its section `training` (unsloth_cli/config.py). Scripts
+have sections of these names too, with other keys."""
 
 _SAVED: Final = (
     ("an adapter's config, of PEFT", "peft_type", ""),
@@ -155,6 +165,9 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
         named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
         instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
         return Other("a config of `accelerate launch`, which memkit does not read", f"Give {instead}")
+    training = content.get("training")
+    if isinstance(training, Mapping) and len(keys) > 1 and keys <= _UNSLOTH and training.keys() <= _UNSLOTH_TRAINING:
+        return Other("a config of unsloth's command line", _to_check_of("", path, content))
     if what := _shown_by(keys, _TOOLS):
         return Other(what, _to_check_of(what, path, content))
     if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):
@@ -172,16 +185,37 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
 
 
 def nothing_known(content: Mapping[str, Any]) -> Other | None:
-    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one."""
+    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one, and of a script's
+    own file that holds its TrainingArguments in a section."""
     names = [str(key) for key in content]
     known = fields() | ever_fields("transformers")
+    section, count = _arguments_inside(content)
+    instead = f"Give what stands under {section!r} as a file of its own" if count else _ARGUMENTS
+    if count > 1 and not _of_trainer(content):
+        return Other(
+            f"a script's own config: fields of TrainingArguments stand under {section!r}, and none beside it", instead
+        )
     if not names or any(name in known or misspelt(name) for name in names):
         return None
-    sections = {key: value for key, value in content.items() if isinstance(value, Mapping)}
-    section = next((key for key, value in sections.items() if value.keys() & argument_types().keys()), None)
-    instead = _ARGUMENTS if section is None else f"Give what stands under {section!r} as a file of its own"
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
+
+
+def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
+    """The keys that are fields of TrainingArguments, in any version, but for those that a script's config may have
+    beside a section of them."""
+    fields_of_trainer = argument_types().keys() | ever_fields("transformers")
+    return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
+
+
+def _arguments_inside(content: Mapping[str, Any]) -> tuple[str, int]:
+    """(the section with the most fields of TrainingArguments that is no argument itself, how many it has)."""
+    counts = [
+        (str(key), len(_of_trainer(value)))
+        for key, value in content.items()
+        if isinstance(value, Mapping) and key not in fields()
+    ]
+    return max(counts, key=lambda each: each[1], default=("", 0))
 
 
 def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:

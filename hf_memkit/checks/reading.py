@@ -176,9 +176,16 @@ def _kind(content: Mapping[str, Any]) -> Kind:
     keys = content.keys()
     if keys & _RECIPE:
         return "recipe"
-    sections = any(isinstance(content.get(name), Mapping) for name in _DEEPSPEED_SECTIONS)
+    sections = any(_of_deepspeed(name, content.get(name)) for name in _DEEPSPEED_SECTIONS)
     known = SECTIONS[""].keys or {}
-    # A script's own YAML may have a section `optimizer` too, among others.
+    # A script's own YAML may have such a section too, among others.
     if keys & _DEEPSPEED or (sections and 2 * len(keys & known.keys()) >= len(keys)):
         return "deepspeed"
     return "arguments"
+
+
+def _of_deepspeed(name: str, value: Any) -> bool:
+    """Whether the value is DeepSpeed's section of that name. Scripts have a section `optimizer` with the optimizer's
+    parameters in it; DeepSpeed has them in `params`."""
+    known = SECTIONS[name].keys or {}
+    return isinstance(value, Mapping) and (name != "optimizer" or value.keys() <= known.keys())

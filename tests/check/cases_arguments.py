@@ -15,11 +15,20 @@ def file(**arguments: Any) -> Subject:
 
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 SFT = {"packing": True, "dataset_text_field": "text"}
+DPO = {"beta": 0.1, "loss_type": "apo_zero", "precompute_ref_log_probs": False}
+KTO = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
+GRPO = {"use_vllm": True, "num_generations": 8, "max_completion_length": 512}
+
+
+def grpo(group: int, gpus: int | None = None, **arguments: Any) -> Subject:
+    return Subject(arguments={**GRPO, "num_generations": group, **arguments}, arguments_file="args.yaml", gpus=gpus)
+
 
 ARGUMENT_CASES: dict[str, list[Case]] = {
     "misspelt-argument": [
         Case("gradient_acumulation_steps", file(gradient_acumulation_steps=4),
              file(gradient_accumulation_steps=4, model_name="x")),
+        Case("accelerator_configs", file(accelerator_configs={}), file(accelerate_config="zero2")),
         Case("per_device_batch_size", file(per_device_batch_size=4), file(per_device_eval_batch_size=4)),
     ],
     "argument-of-transformers-4": [
@@ -40,6 +49,8 @@ ARGUMENT_CASES: dict[str, list[Case]] = {
              file(max_prompt_length=512)),
         Case("max_prompt_length", file(max_prompt_length=512, num_generations=8, use_vllm=True),
              file(max_completion_length=512, num_generations=8)),
+        Case("max_seq_length", file(max_seq_length=2048, use_gradient_checkpointing=True, **SFT),
+             file(max_seq_length=2048, use_gradient_checkpointing="unsloth", **SFT)),
         Case("torch_dtype", file(torch_dtype="bfloat16", attn_implementation="sdpa", **SFT),
              file(torch_dtype="bfloat16", use_lora=True, lora_r=8, max_seq_length=512)),
     ],
@@ -47,7 +58,40 @@ ARGUMENT_CASES: dict[str, list[Case]] = {
         Case("my_own", file(output_dir="x", my_own=1, model_id="gpt2"),
              file(output_dir="x", max_seq_length=128, torch_dtype="auto", dataset_name="x", system_prompt="y")),
         Case("batch_size", file(output_dir="x", batch_size=8), file(output_dir="x", evaluation_strategy="no")),
+        Case("num_processes", file(output_dir="x", num_processes=4), file(num_processes=4, accelerate_config="zero2")),
+        Case("mixed_precision", file(mixed_precision="bf16", bf16=True), file(mixed_precision="bf16", **SFT)),
         Case("tokenizer", file(output_dir="x", tokenizer="gpt2"), file(output_dir="x", tokenizer_name="gpt2")),
+    ],
+    "trl-value-not-allowed": [
+        Case("packing_strategy", file(packing_strategy="ffd", **SFT), file(packing_strategy="bfd-requeue", **SFT)),
+        Case("packing_strategy", file(packing_strategy="ffd", **SFT),
+             file(packing_strategy="ffd", dataset_text_field="text", packing=False)),
+        Case("vllm_mode", file(vllm_mode="colocated", **GRPO), file(vllm_mode="colocate", **GRPO)),
+    ],
+    "generations-split": [
+        Case("num_generations", grpo(16, per_device_train_batch_size=1, gradient_accumulation_steps=4),
+             grpo(16, per_device_train_batch_size=16)),
+        Case("num_generations", grpo(16, 7, per_device_train_batch_size=1, gradient_accumulation_steps=4),
+             grpo(16, 8, per_device_train_batch_size=1, gradient_accumulation_steps=4)),
+        Case("num_generations", grpo(6), grpo(4)),
+        Case("num_generations", grpo(6, num_processes=2), grpo(6, num_processes=3)),
+        Case("num_generations", grpo(8, 1, per_device_train_batch_size=2, steps_per_generation=2),
+             grpo(8, 1, per_device_train_batch_size=2, steps_per_generation=4)),
+        Case("num_generations", grpo(1), grpo(2)),
+        Case("generation_batch_size", grpo(8, generation_batch_size=12), grpo(8, generation_batch_size=16)),
+        Case("per_device_eval_batch_size", grpo(8, 1, per_device_eval_batch_size=4, eval_strategy="steps"),
+             grpo(8, 1, per_device_eval_batch_size=4, num_generations_eval=4, eval_strategy="steps")),
+        Case("per_device_eval_batch_size", grpo(8, 1, per_device_eval_batch_size=4, eval_strategy="steps"),
+             grpo(8, 1, per_device_eval_batch_size=4)),
+    ],
+    "kto-batch-of-one": [
+        Case("per_device_train_batch_size", file(per_device_train_batch_size=1, **KTO), file(**KTO)),
+        Case("per_device_train_batch_size", file(per_device_train_batch_size=1, loss_type="kto", **KTO),
+             file(per_device_train_batch_size=1, loss_type="apo_zero_unpaired", **KTO)),
+    ],
+    "padding-free-ignored": [
+        Case("padding_free", file(padding_free=True, **DPO), file(padding_free=False, **DPO)),
+        Case("padding_free", file(padding_free=True, **DPO), file(padding_free=True, **SFT)),
     ],
     "value-not-allowed": [
         Case("eval_strategy", file(eval_strategy="step"), file(eval_strategy="steps")),

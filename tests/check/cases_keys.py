@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hf_memkit.checks import Subject
 from tests.check.case import CPU, NVME, OPTIMIZER, ZERO, Case, of
 from tests.check.configs import ADAMW, GONE
@@ -28,6 +30,7 @@ KEY_CASES: dict[str, list[Case]] = {
     "misplaced-key": [
         Case(f"{ZERO}.aio", of(3, {**NVME, f"{ZERO}.aio": {"block_size": 1048576}}), of(3, NVME)),
         Case("stage3_max_live_parameters", of(3, {"stage3_max_live_parameters": 1}), of(3)),
+        Case("bf16.loss_scale", of(2, {"bf16": {"enabled": True, "loss_scale": 0}}), of(2)),
         Case(f"{OPTIMIZER}.buffer_size", of(3, {OPTIMIZER: {**NVME[OPTIMIZER], "buffer_size": 1}}), of(3, NVME)),
     ],
     "deprecated-key": [
@@ -47,7 +50,9 @@ KEY_CASES: dict[str, list[Case]] = {
              of(2, {f"{ZERO}.reduce_bucket_size": 5e7})),
         Case(f"{ZERO}.overlap_comm", of(2, {f"{ZERO}.overlap_comm": "true"}),
              of(2, {f"{ZERO}.overlap_comm": None})),
-        Case("gradient_clipping", of(2, {"gradient_clipping": "1.0"}), of(2)),
+        Case("gradient_clipping", of(2, {"gradient_clipping": "1.0"}), of(2, {"steps_per_print": math.inf})),
+        Case("memory_breakdown", of(2, {"memory_breakdown": {"enabled": False}}),
+             of(2, {"activation_checkpointing": {"number_checkpoints": False}})),
         Case(f"{ZERO}.offload_optimizer", of(2, {OPTIMIZER: "cpu"}), of(2, {OPTIMIZER: None})),
     ],
     "out-of-range": [

@@ -39,6 +39,7 @@ RUNNING_CASES: dict[str, list[Case]] = {
     ],
     "length-column-without-grouping": [
         Case("length_column_name", job(length_column_name="n"), job(length_column_name="n", **GROUPED)),
+        Case("length_column_name", job(length_column_name="n"), job(length_column_name="length")),
     ],
     "packed-samples-leak": [
         Case(PACKED, Subject(arguments={}, settings={PACKED: {}}, model=OPT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import tempfile
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedTokenizerFast, TrainingArguments
 
 from tests.check.plain import plain_proof
-from tests.check.real import arguments, refused, trainer
+from tests.check.real import arguments, model, refused, trainer
 
 
 def parse_json(**content: Any) -> TrainingArguments:
@@ -61,6 +65,10 @@ def argument_of_older_trl() -> None:
 def unknown_argument() -> None:
     refused("my_own", lambda: parse_json(my_own=1))
     refused("my_own", lambda: parse_with_trl(my_own=1))
+    # TRL's command line gives what its parser does not know to `accelerate launch`.
+    from trl.cli.commands import training
+
+    assert "resolve_accelerate_config_argument(config_remaining + cli_remaining)" in inspect.getsource(training)
 
 
 @plain_proof("value-not-allowed", fails="loud")
@@ -153,3 +161,69 @@ def grouping_streamed_data() -> None:
     made = Trainer(model=model(), args=args, train_dataset=Stream())
     assert made._get_train_sampler() is None
     made.train()
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1, "a": 2}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+
+
+_ON_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+@plain_proof("trl-value-not-allowed", fails="late")
+def trl_value_not_allowed() -> None:
+    from trl import SFTConfig, SFTTrainer
+    from trl.generation import vllm_generation
+
+    def packed(strategy: str) -> Any:
+        args = SFTConfig(tempfile.mkdtemp(), packing=True, packing_strategy=strategy, max_length=8, **_ON_CPU)
+        rows = Dataset.from_list([{"input_ids": [2, 2, 1]}] * 4)
+        return SFTTrainer(model(), args=args, train_dataset=rows, processing_class=_tokenizer())
+
+    refused("Invalid packing strategy 'ffd'", lambda: packed("ffd"))
+    packed("wrapped")
+    packed("bfd-requeue")
+    assert "vllm_mode must be either 'server' or 'colocate'" in inspect.getsource(vllm_generation)
+
+
+@plain_proof("generations-split", fails="loud")
+def generations_split() -> None:
+    from trl import GRPOConfig, RLOOConfig
+
+    def made(cls: Any = GRPOConfig, **more: Any) -> Any:
+        return cls(tempfile.mkdtemp(), **{"num_generations": 8, **_ON_CPU, **more})
+
+    for cls in (GRPOConfig, RLOOConfig):
+        refused("must be divisible by num_generations (8)", lambda cls=cls: made(cls, per_device_train_batch_size=4))
+        made(cls, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+        made(cls, per_device_train_batch_size=4, steps_per_generation=4)
+        refused("at least 2 generations", lambda cls=cls: made(cls, num_generations=1))
+        refused("divisible", lambda cls=cls: made(cls, generation_batch_size=12, per_device_train_batch_size=4))
+        small = {"eval_strategy": "steps", "per_device_eval_batch_size": 4}
+        refused("global eval batch size", lambda cls=cls, small=small: made(cls, **small))
+        made(cls, **small, num_generations_eval=4)
+        made(cls, **{**small, "eval_strategy": "no"})
+
+
+@plain_proof("padding-free-ignored", fails="silent")
+def padding_free_ignored() -> None:
+    from trl import DPOConfig, DPOTrainer
+
+    rows = Dataset.from_list([{"prompt": "a", "chosen": "a a", "rejected": "a"}] * 2)
+    args = DPOConfig(tempfile.mkdtemp(), padding_free=True, max_length=8, **_ON_CPU)
+    made = DPOTrainer(model(), model(), args=args, train_dataset=rows, processing_class=_tokenizer())
+    assert made.padding_free is False
+
+
+@plain_proof("kto-batch-of-one", fails="late")
+def kto_batch_of_one() -> None:
+    from trl import KTOConfig, KTOTrainer
+
+    def made(**more: Any) -> Any:
+        args = KTOConfig(tempfile.mkdtemp(), per_device_train_batch_size=1, max_length=8, **_ON_CPU, **more)
+        rows = Dataset.from_list([{"prompt": "a", "completion": "a a", "label": label} for label in (True, False)])
+        return KTOTrainer(model(), model(), args=args, train_dataset=rows, processing_class=_tokenizer())
+
+    refused("batch size must be > 1", made)
+    made(loss_type="apo_zero_unpaired")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from math import inf
 from pathlib import Path
 from typing import Any
+
+from accelerate import DeepSpeedPlugin
 
 from hf_memkit.checks.deepspeed_keys import REMOVED
 from tests.check.configs import GONE, ds
@@ -47,6 +50,7 @@ def renamed_key() -> None:
 @proof("misplaced-key", fails="silent")
 def misplaced_key() -> None:
     refused("Extra inputs are not permitted", lambda: parse(ds(3, {f"{_ZERO}.aio": {"block_size": 1048576}})))
+    refused("Extra inputs are not permitted", lambda: parse(ds(2, {"bf16": {"enabled": True, "loss_scale": 0}})))
     assert parse(ds(3, {"stage3_max_live_parameters": 7})).zero_config.max_live_parameters == 1_000_000_000
 
 
@@ -81,6 +85,10 @@ def wrong_type() -> None:
     refused("overlap_comm", lambda: parse(ds(2, {f"{_ZERO}.overlap_comm": "yes please"})))
     # Where no class checks it, the text goes through, and meets a comparison later.
     assert parse(ds(2, {"gradient_clipping": "1.0"})).gradient_clipping == "1.0"
+    assert parse(ds(2, {"memory_breakdown": {"enabled": False}})).memory_breakdown, "which counts as true"
+    # accelerate overwrites this one, and nothing checks or uses what stands in this section.
+    assert DeepSpeedPlugin(hf_ds_config=ds(2, {"steps_per_print": "auto"})).deepspeed_config["steps_per_print"] == inf
+    parse(ds(2, {"activation_checkpointing": {"number_checkpoints": False}}))
 
 
 @proof("out-of-range", fails="late")

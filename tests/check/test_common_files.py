@@ -123,6 +123,14 @@ def test_nothing_is_said_of_a_file_that_is_right(tmp_path: Path, text: str) -> N
     assert said(tmp_path, text) == []
 
 
+def test_weights_that_are_not_gathered_are_named_once(tmp_path: Path) -> None:
+    gather = {"stage3_gather_16bit_weights_on_model_save": "auto"}
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**_CLIPPED, **_PRECISION, "zero_optimization": _STAGE_3 | gather}))
+    (problem,) = check_file(path)
+    assert (problem.rule, problem.severity) == ("no-weights-saved", "warning") and "auto" in problem.why
+
+
 def test_full_evaluation_is_named_once(tmp_path: Path) -> None:
     text = "{output_dir: out, do_train: true, eval_strategy: steps, bf16: true, bf16_full_eval: true}"
     assert [key for _, key, _ in said(tmp_path, text)] == ["bf16_full_eval"]

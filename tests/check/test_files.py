@@ -79,6 +79,8 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
             {"output_dir": "x", "model_type": "gpt2", "tokenizer_name": "y", "vocab_size": 100},
             {"output_dir": "x", "temperature": 1.0, "top_p": 0.9, "num_generations": 8},
             {"use_cpu": True, "debug": ""},
+            {"model": {"name": "x"}, "data": {}, "training": {"num_train_epochs": 1}, "lora": {"r": 8}},
+            {"model": {}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "scheduler": {"type": "cosine"}},
             {"net": {"width": 8}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "seed": 1},
             {"activation_checkpointing": True},
         )),
@@ -302,6 +304,26 @@ def test_auto_is_what_the_arguments_say(
     assert main([*command, "--gpus", "1", "--json"]) == (0 if fits else 1)
     rules = [problem["rule"] for problem in json.loads(capsys.readouterr().out)]
     assert rules == ([] if fits else ["card-too-small"])
+
+
+@pytest.mark.parametrize(
+    ("text", "declined"),
+    [
+        ("{task: ner, model_name_or_path: x, seed: 1, training: {learning_rate: 2e-5, bf16: true}}", True),
+        ("{output_dir: x, run_name: y, training: {learning_rate: 2e-5, bf16: true}}", True),
+        ("{Seq2SeqTrainingArguments: {learning_rate: 1e-5, warmup_steps: 8}, LoraConfig: {r: 8}}", True),
+        ("{model_name_or_path: x, optimizer: {learning_rate: 2.0e-5, type: adamw}}", False),
+        ("{bf16: true, training: {learning_rate: 2e-5, bf16: true}}", False),
+        ("{model_name_or_path: x, fsdp_config: {activation_checkpointing: true, seed: 1}}", False),
+        ("{output_dir: x, dataset_mixture: {datasets: [], seed: 0}}", False),
+    ],
+)
+def test_arguments_in_a_section_are_not_taken_for_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, declined: bool
+) -> None:
+    (tmp_path / "args.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "args.yaml")]) == (2 if declined else 0)
+    assert ("as a file of its own" in capsys.readouterr().err) == declined
 
 
 def test_a_file_that_is_not_checked_stops_no_other(

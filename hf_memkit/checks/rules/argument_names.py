@@ -8,7 +8,8 @@ from typing import Any, Final
 from hf_memkit.argument_values import misspelt, unknown
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.former_arguments import former_arguments
+from hf_memkit.compat import accelerate_keys
+from hf_memkit.former_arguments import former_arguments, trl_in_use
 
 _PARSER: Final = "transformers 5.23.0: hf_argparser.py 382"
 
@@ -67,6 +68,9 @@ def unknown_argument(subject: Subject) -> Iterator[Found]:
     former = former_arguments(subject.own_names)
     others = [str(name) for name in subject.own_names if name not in former]
     strange = [name for name in others if unknown(name) and not misspelt(name)]
+    if "accelerate_config" in others or trl_in_use(set(others)):
+        # `trl sft --config FILE` hands these on to `accelerate launch` (trl 1.16.0: cli/commands/training.py 52-64).
+        strange = [name for name in strange if name not in accelerate_keys()]
     for name in [name for name in strange if name in _OF_TRAINER]:
         yield Found(name, fix=_OF_TRAINER[name], argument=True)
         strange.remove(name)

@@ -57,7 +57,8 @@ def local_rank_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="TrainingArguments keep the text, and the first comparison fails, but only after loading the model",
+    why="TrainingArguments keep the text, and the first comparison fails, but only after loading the model; only "
+    "TRL's parser converts it",
     fix="write a number; YAML reads 1e-4 as text and 1.0e-4 as a number",
     source="transformers 5.23.0: training_args.py, which converts no float; PyYAML's resolver of 1.1 floats",
 )

@@ -120,7 +120,10 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
         effect = "DeepSpeed rejects it here" if own.strict else "DeepSpeed silently ignores it here"
         target = section_name(place) or "the top level"
         severity: Severity = "error" if own.strict else "warning"
-        yield Found(path, why=f"{effect}: it belongs to {target}", fix=f"move it to {place}", severity=severity)
+        fix = f"move it to {place}"
+        if section_name(path) in ("bf16", "bfloat16") and target == "fp16":
+            fix = "delete it: bf16 needs no loss scaling"
+        yield Found(path, why=f"{effect}: it belongs to {target}", fix=fix, severity=severity)
 
 
 @deepspeed.warning(

@@ -20,7 +20,8 @@ _OLD = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
 def no_weights_saved(subject: Subject) -> Iterator[Found]:
     names = (_GATHER, _GATHER.replace("stage3_", ""), _OLD)  # deepspeed takes all three
     if subject.zero.stage == 3 and not any(subject.at(name) is True for name in names):
-        yield Found(_GATHER)
+        why = 'accelerate uses false for "auto": save_model() and checkpoints at stage 3 contain no model weights'
+        yield Found(_GATHER, why=why if subject.at(_GATHER) == "auto" else "")
 
 
 @deepspeed.error(

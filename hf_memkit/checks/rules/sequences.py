@@ -12,6 +12,7 @@ from hf_memkit.techniques.sequences import LEAKING
 _PACKED: Final = "trainer_parts.packed_batches"
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
 _STRATEGIES: Final = ("random", "sequential", *_BY_LENGTH)
+_LENGTH: Final = "length"  # transformers 5.23.0: training_args.py, the default of length_column_name
 
 
 def _evaluates(subject: Subject) -> bool:
@@ -75,8 +76,8 @@ def length_column_removed(subject: Subject) -> Iterator[Found]:
     source="transformers 5.23.0: trainer.py 1088-1115, read nowhere else",
 )
 def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
-    column = subject.argument("length_column_name", ABSENT)
-    if column is not ABSENT and subject.argument("train_sampling_strategy") not in _BY_LENGTH:
+    column = subject.argument("length_column_name", _LENGTH)
+    if column != _LENGTH and subject.argument("train_sampling_strategy") not in _BY_LENGTH:
         yield Found("length_column_name", column, argument=True)
 
 

@@ -43,10 +43,21 @@ _OWN_AUTO = frozenset(
 """Keys for which "auto" is one of DeepSpeed's own values."""
 
 
+def _overwritten(path: str) -> bool:
+    """Whether nothing uses the value under Trainer, so that any is right: accelerate overwrites steps_per_print with
+    infinity (1.15.0: utils/dataclasses.py 1326)."""
+    return path == "steps_per_print"
+
+
 def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
-    """Every known key with its value and what it may hold; "auto" has its own rule."""
+    """Every known key with its value and what it may hold; "auto" has its own rule.
+
+    Left out: values that nothing uses under Trainer. DeepSpeed reads `activation_checkpointing` without a check, and
+    no one uses what it read (0.19.8: runtime/activation_checkpointing/config.py 72-98).
+    """
     for path, value in walk(subject.config or {}):
-        if value != "auto" and (key := key_at(subject, path)) is not None:
+        unused = _overwritten(path) or path.startswith("activation_checkpointing.")
+        if value != "auto" and not unused and (key := key_at(subject, path)) is not None:
             yield path, value, key
 
 
@@ -57,8 +68,10 @@ def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
 )
 def auto_not_filled(subject: Subject) -> Iterator[Found]:
     for path, value in walk(subject.config or {}):
-        if value != "auto" or path in FILLED or path in _OWN_AUTO:
+        if value != "auto" or path in FILLED or path in _OWN_AUTO or _overwritten(path):
             continue
+        if path.endswith(".stage3_gather_16bit_weights_on_model_save") and subject.zero.stage == 3:
+            continue  # no-weights-saved says what follows from it
         taken = _ACCELERATE_FILLS.get(path)
         why = f"Trainer does not fill in this key; accelerate uses {taken}, whatever the job is" if taken else ""
         yield Found(path, value, why=why, severity="warning" if taken else None)
