@@ -213,10 +213,13 @@ def _proposed(name: str, by_key: Mapping[str, str]) -> str:
 
 
 def _same_number(one: str, other: str) -> bool:
-    """Whether the digits of one name are those of the other, or lack some: a GTX 1080 is no misspelt RTX 2080."""
+    """Whether the digits of one name are those of the other, lack some, or end otherwise: a GTX 1080 is no misspelt
+    RTX 2080."""
+    digits = sorted(("".join(filter(str.isdigit, name)) for name in (one, other)), key=len)
+    if len(digits[0]) == len(digits[1]) and digits[0][:-1] == digits[1][:-1]:
+        return True
     if one.isdigit():
         return False
-    digits = sorted(("".join(filter(str.isdigit, name)) for name in (one, other)), key=len)
     rest = iter(digits[1])
     return all(digit in rest for digit in digits[0])
 

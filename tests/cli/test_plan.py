@@ -208,6 +208,7 @@ def interrupted(process: subprocess.Popen[str], after: str, pause_s: float = 0.0
     return process.returncode, out, heard + err
 
 
+@pytest.mark.slow
 def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
     """Would notice: a plan that is lost with Ctrl-C, a search that goes on, processes that are left."""
     code, out, said = interrupted(started(folder), after=": fits")

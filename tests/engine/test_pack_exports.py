@@ -15,6 +15,7 @@ from tests.loaded import Loaded
 EXPORTED_STEPS = 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "variant"), marked(one_each(RESIDENT_FIRST, task, engine), bf16=False))
 def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:

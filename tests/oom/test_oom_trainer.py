@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
+from trl import GRPOConfig
 
 from hf_memkit.oom import explain_oom, suggest
 from hf_memkit.oom.advice import _OFFERED
@@ -90,7 +91,8 @@ def test_every_argument_that_is_named_exists_in_transformers() -> None:
             changes += [change] if (change := technique(failed)) is not None else []
     changes = [change for change in changes if change.key not in _OF_OTHERS]
     named = {change.key.removeprefix("arguments.") for change in changes if change.key.startswith("arguments.")}
-    assert named and named <= {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    classes = (TrainingArguments, GRPOConfig)  # vLLM's arguments are TRL's
+    assert named and named <= {field.name for each in classes for field in dataclasses.fields(each) if field.init}
     optimizers = {change.value for change in changes if change.key == "arguments.optim"}
     assert optimizers <= {name.value for name in OptimizerNames} and optimizers
     assert not any(re.search(r"\bsaves?\b.*\d+ ?%", f"{change.reason} {change.cost}") for change in changes)

@@ -375,6 +375,7 @@ def test_a_reentrant_checkpoint_would_train_nothing() -> None:
     assert lora.settings["adapter.task_type"] == "SEQ_CLS" and lora.group == "another method"
 
 
+@pytest.mark.slow
 def test_the_changed_script_trains(folder: Path) -> None:
     """Would notice: code that is right for shapes and not for a training; a whole model saved in place of adapters."""
     source = PLAIN.replace('"llama")', '"llama", dtype=torch.float32)')

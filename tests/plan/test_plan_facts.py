@@ -142,6 +142,7 @@ def test_another_micro_batch_is_the_same_training_or_none(
         assert same == pytest.approx(whole, rel=1e-3) and of_batch(divided)[0] != "another method"
 
 
+@pytest.mark.slow
 def test_flags_are_for_what_reads_them() -> None:
     """Would notice: flags for a script that reads its TrainingArguments from a file, or other arguments alone."""
     code = (

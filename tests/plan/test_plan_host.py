@@ -142,6 +142,7 @@ def test_a_folder_adds_the_leanest_engine_without_a_time(plans: dict[str, Plan])
     assert "zero3-infinity" not in found.left_out
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_with_its_speed_it_has_a_time_and_the_real_folder(plans: dict[str, Plan]) -> None:
     """Would notice: a given rate that has no effect or is not named, a placeholder in what is pasted or written."""
@@ -161,6 +162,7 @@ def test_with_its_speed_it_has_a_time_and_the_real_folder(plans: dict[str, Plan]
     assert {config[part]["nvme_path"] for part in ("offload_optimizer", "offload_param")} == {"/not here"}
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_without_it_the_cpu_is_said_to_be_assumed(plans: dict[str, Plan]) -> None:
     """Would notice: an optimizer on a CPU that nobody named."""

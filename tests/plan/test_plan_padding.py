@@ -169,6 +169,7 @@ def test_the_same_tokens_in_less_memory_and_time(found: Found) -> None:
     assert found.plan.best("same result") is not None, "its neighbours are looked at too"
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_it_is_what_the_script_gives_with_these_settings(
     found: Found, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +200,7 @@ def left_out(facts: Mapping[str, Any], **others: Any) -> tuple[list[Any], LeftOu
     return [each for each in found if each is not None], why
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_where_it_is_not_proposed_a_line_says_why(found: Found) -> None:
     """Would notice: rows that max_length cuts and padding_free does not; a reason that is lost; a line where there is

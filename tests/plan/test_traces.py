@@ -84,6 +84,7 @@ def test_a_fork_is_the_script_with_these_flags_and_data_are_prepared_once(folder
         assert facts(content(by_hand.of(Overrides()))) == found[1]
 
 
+@pytest.mark.slow
 def test_what_the_script_has_looked_at_is_given_from_its_first_line(folder: Path) -> None:
     """Would notice: a fork whose script has acted on another value; its own error taken for memkit's."""
     (folder / "looks").touch()
@@ -95,6 +96,7 @@ def test_what_the_script_has_looked_at_is_given_from_its_first_line(folder: Path
         assert "five is not liked" in failed["script_error"]["text"]
 
 
+@pytest.mark.slow
 def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
     """Would notice: an option of from_pretrained, or from_config, that comes too late."""
     source = SCRIPT.replace("GPT2LMHeadModel(config)", "AutoModelForCausalLM.from_config(config)")
@@ -106,6 +108,7 @@ def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
         assert content(made.of(Overrides()))["about"]["plan"]["attention"] == "sdpa"
 
 
+@pytest.mark.slow
 def test_a_device_map_is_seen_and_no_engine_is_proposed_beside_it(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -168,6 +171,7 @@ def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
             assert about["deepspeed"] and not about["plan"]["device_map"], engine.name
 
 
+@pytest.mark.slow
 def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) -> None:
     """30 rows, 8 a step, the rest dropped: 3 steps; in micro-batches of 2 or 1 rows there would be 4. Would notice: a
     plan that trains on other rows than the script."""
@@ -210,6 +214,7 @@ Trainer(Model(COMPARES), args, train_dataset=rows).train()
 """With sixteen classes and micro-batches of eight, both have a product of eight rows and sixteen columns."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compares", [True, False])
 def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares: bool) -> None:
     """Would notice: a contrastive loss of the user's own in smaller micro-batches, which is another loss; a classifier
@@ -225,6 +230,7 @@ def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares:
         assert sizes > {8} and "another micro-batch" not in found.left_out
 
 
+@pytest.mark.slow
 def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
     """100 rows on two GPUs, 8 each: 112 with those that are taken again to fill the last batch; with 16 each 128, in
     as many steps. Would notice: "same result" for an epoch of other rows; nothing left to try on several GPUs."""
