@@ -194,16 +194,16 @@ SEES_DISPATCHER: Final = {
     "libraries.py: torch.library.register_fake", "libraries.py: torch.tensor",
     "libraries.py: masking_utils.find_packed_sequence_indices", "real_and_fake.py: FakeTensor.data",
     "real_and_fake.py: nn.Parameter.__new__", "real_and_fake.py: nn.init._no_grad_trunc_normal_",
-    "phase_hooks.py: trainer._generate_single_turn", "ranks.py: operations._gpu_gather",
+    "phase_hooks.py: setattr(owner, name)", "ranks.py: operations._gpu_gather",
 }  # fmt: skip
 """Replaced by operations of torch, which the dispatcher sees."""
 
 NO_KERNEL: Final = {
-    "adapters.py", "after_train.py", "at_train.py", "constant_propagation.py", "cuda_device_guard.py",
-    "cuda_questions.py",
-    "evaluations.py", "fast_fakes.py", "forks.py", "leaves_nothing.py", "loaded_files.py", "models.py",
-    "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "saves.py", "script.py", "script_engine.py",
-    "serve.py", "tracer.py", "training.py", "work_recorder.py",
+    "adapters.py", "after_train.py", "at_train.py", "checkpoints.py", "constant_propagation.py",
+    "cuda_device_guard.py", "cuda_questions.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
+    "leaves_nothing.py", "library_evaluations.py", "loaded_files.py", "models.py", "no_real_training.py",
+    "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "saves.py", "script.py", "script_engine.py",
+    "serve.py", "tracer.py", "trainers_folder.py", "training.py", "training_commands.py", "work_recorder.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
@@ -216,9 +216,10 @@ ASKS: Final = {
     "flash_attn_package.py: replace_everywhere(original, answer)",
     "libraries.py: training_args.is_torch_tf32_available", "ranks.py: accelerate.data_loader.synchronize_rng_states",
     "ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: module._use_triton",
+    "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_trainers.py: Trainer.__init__",
     "trl_trainers.py: module.SamplingParams", "trl_trainers.py: module.StructuredOutputsParams",
-    "trl_trainers.py: module.is_vllm_available", "trl_trainers.py: each._precompute_ref_logps",
+    "trl_trainers.py: each.is_vllm_available", "trl_trainers.py: each._precompute_ref_logps",
     "trl_trainers.py: replace_everywhere(found.hash_module, _no_hash)",
     "trl_trainers.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found)",
 }  # fmt: skip
