@@ -116,6 +116,7 @@ def test_cases_have_names_of_their_own_and_say_what_they_need() -> None:
     assert refused == {"status": "refused", "why": "no_such_package is not installed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(["lora", "accumulation"]))
 def test_a_training_case_in_this_process(name: str, tmp_path: Path) -> None:
     case = next(case for case in report_cases.cases() if case.name == name)

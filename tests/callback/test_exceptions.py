@@ -153,6 +153,7 @@ def test_an_exception_in_each_phase(
     assert note in "".join(traceback.format_exception(error))
 
 
+@pytest.mark.slow
 def test_the_next_training_is_as_if_nothing_had_been(make_trainer: Any, losses: Any, shown: Any) -> None:
     undisturbed = make_trainer()
     undisturbed.train()
@@ -341,6 +342,7 @@ def test_ctrl_c_that_becomes_another_error(make_trainer: Any, handler: Any, stat
     assert (end["status"], end["error_type"]) == (status, "RuntimeError")
 
 
+@pytest.mark.slow
 def test_a_training_that_takes_over_the_file_ends_the_one_before(make_trainer: Any) -> None:
     first = MemoryReportCallback(**QUIET)
     trainer = make_trainer([first])
@@ -391,6 +393,7 @@ def test_begins_again_after_an_oom_that_was_caught(batch_size_finder: bool, make
     assert records[-1]["status"] == "finished" and hook_count(trainer.model) == 0
 
 
+@pytest.mark.slow
 def test_begins_again_after_another_error(make_trainer: Any) -> None:
     callback = MemoryReportCallback(**QUIET)
     trainer = make_trainer([callback], auto_find_batch_size=True)

@@ -110,6 +110,7 @@ def test_a_message_that_is_wrapped_anywhere_gives_the_same_numbers() -> None:
             assert message is not None and numbers(message) == example.fields, (example.name, width)
 
 
+@pytest.mark.slow
 def test_a_message_cut_off_anywhere_never_raises_and_never_invents_a_size() -> None:
     for example in EXAMPLES:
         sizes = {value for value in example.fields.values() if isinstance(value, int) and value > 2**20}

@@ -20,6 +20,7 @@ from tests.plan.made_plans import EIGHT_BITS, plan, setup, usual
 Show = Callable[..., tuple[Page, Watched]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1400, "light")])
 def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str) -> None:
     """Would notice: a plot that is not drawn or has no mark for a setup, a page that scrolls sideways, text that

@@ -104,6 +104,7 @@ _TORCHAO = ["adamw-8bit-stochastic", "adamw-4bit-stochastic", "pure-bf16+adamw-8
 _LOW_RANK = ["galore", "galore-layerwise", "apollo", "apollo-layerwise"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -242,6 +243,7 @@ def test_ligers_kernels_never_make_all_logits(worker: Worker, models: dict[str, 
     assert not liger
 
 
+@pytest.mark.slow
 def test_checkpointing_keeps_less_in_each_form(worker: Worker, models: dict[str, Path]) -> None:
     forms = ("", "+selective-checkpointing", "+activation-checkpointing", "+offloaded-checkpointing")
     kept = []
@@ -252,6 +254,7 @@ def test_checkpointing_keeps_less_in_each_form(worker: Worker, models: dict[str,
     assert len(set(kept)) == len(kept)
 
 
+@pytest.mark.slow
 def test_rows_with_several_sequences_get_a_mask(worker: Worker, models: dict[str, Path]) -> None:
     batch = 3
     packed = traced(worker, setup_of(models["llama"], "adamw-fused+padding-free", batch=batch))
@@ -267,6 +270,7 @@ def test_tf32_changes_no_byte(worker: Worker, models: dict[str, Path]) -> None:
     assert tf32 == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["length-grouped", "pad-to-multiple", "packing"])
 def test_rows_that_are_padded_or_packed_need_masks(worker: Worker, models: dict[str, Path], name: str) -> None:
     plain, other = (

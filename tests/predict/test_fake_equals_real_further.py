@@ -25,6 +25,7 @@ FURTHER: Final = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "setting"), pairs(UNSEEN_CASES, of_each=1, quick=2))
 def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))

@@ -46,6 +46,7 @@ def predicted(model: Any, args: Any = None, **options: Any) -> Prediction:
     return predict_trainer(model, SGD if args is None else args, **{"gpu": "16GB", "example": EXAMPLE, **options})
 
 
+@pytest.mark.slow
 def test_an_own_model_is_traced_however_it_is_given() -> None:
     found = [predicted(each) for each in (Classifier(), build, Classifier, "tests.predict.user_models:build")]
     assert {each.confidence.level for each in found} == {"trace"} and {each.verdict for each in found} == {"fits"}
@@ -56,6 +57,7 @@ def test_an_own_model_is_traced_however_it_is_given() -> None:
     assert len({each.peak_allocated_bytes for each in found}) == 1
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_is_not_touched_and_not_copied() -> None:
     model = Classifier().bfloat16()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -69,6 +71,7 @@ def test_a_model_in_memory_is_not_touched_and_not_copied() -> None:
     assert predicted(empty).peak_allocated_bytes == whole.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_lists_of_weights_and_values_of_small_tables_are_kept() -> None:
     rows = {"input_ids": ((12,), "int64"), "labels": ((12,), "int64")}
     found, made = (predicted(each, example=rows) for each in (Recurrent(), Recurrent))
@@ -76,12 +79,14 @@ def test_lists_of_weights_and_values_of_small_tables_are_kept() -> None:
     assert found.peak_allocated_bytes == made.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_a_trainer_of_one_s_own_computes_its_loss() -> None:
     plain, own = (predicted(Classifier, trainer_class=kind) for kind in (None, LossyTrainer))
     more = own.phases["forward"][0] - plain.phases["forward"][0]
     assert 2 * 4 * LARGE <= more < 4 * 4 * LARGE, "its large tensor, and what is made of it"
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **SGD)
     rows = [{"x": torch.zeros(3, 16, 16), "labels": 1, "name": "a picture"}] * 20
@@ -95,6 +100,7 @@ def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
         predict_trainer(trainer, train_dataset=rows, sequence_length=3)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_one_s_own() -> None:
     adam = predicted(Classifier, optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": 1e-3, "foreach": False}))
     more = adam.phases["optimizer"][0] - predicted(Classifier).phases["optimizer"][0]
@@ -102,6 +108,7 @@ def test_an_optimizer_of_one_s_own() -> None:
     assert 2 * 4 * TRAINED <= more <= 2 * 4 * TRAINED + 3 * largest, "two moments, and a few temporaries of a weight"
 
 
+@pytest.mark.slow
 def test_the_longest_rows_make_the_batch() -> None:
     """Would notice: the first rows in their place, a collator that is not the user's, columns that Trainer drops."""
     rows = [{"input_ids": [1] * length, "labels": [1] * length, "text": "x"} for length in [3, 40, 7, 60, 5, 50]]
@@ -121,6 +128,7 @@ def test_the_longest_rows_make_the_batch() -> None:
     assert any("A typical batch, 2 × " in note and "the worst, 2 × 60 tokens" in note for note in long.notes)
 
 
+@pytest.mark.slow
 def test_a_transformers_model_knows_its_own_example() -> None:
     sizes: dict[str, Any] = {
         "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 99,
@@ -202,12 +210,14 @@ def test_a_nested_class_has_a_name() -> None:
     assert predicted(_Inner.Model).confidence.level == "trace"
 
 
+@pytest.mark.slow
 def test_the_trainer_s_own_class_is_found_by_its_name() -> None:
     assert issubclass(user_models.LossyTrainer, Trainer)
     named = predicted(Classifier, trainer_class="tests.predict.user_models:LossyTrainer")
     assert named.phases == predicted(Classifier, trainer_class=LossyTrainer).phases
 
 
+@pytest.mark.slow
 def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
     rows = [{"x": torch.zeros(3, 16, 16), "labels": 1}] * 20
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", eval_strategy="epoch", **SGD)
@@ -220,6 +230,7 @@ def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
     assert [any("compute_metrics" in note for note in each.notes) for each in (bare, measured)] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "warned"), [("T4", True), ("A10G", False)])
 def test_bf16_that_the_gpu_emulates_is_a_warning(gpu: str, warned: bool) -> None:
     """Would notice: a live Trainer of which nobody hears that its steps take three times as long."""
@@ -228,6 +239,7 @@ def test_bf16_that_the_gpu_emulates_is_a_warning(gpu: str, warned: bool) -> None
     assert Prediction.from_json(found.to_json()).warnings == found.warnings
 
 
+@pytest.mark.slow
 def test_a_live_trainer_that_stops_in_its_first_step_is_refused() -> None:
     """Would notice: FITS for bf16 weights under fp16, whose gradients no CUDA kernel unscales."""
     row = {**EXAMPLE, "x": ((3, 16, 16), "bfloat16")}
@@ -331,6 +343,7 @@ def make(folder, connection=False, **arguments):
 """
 
 
+@pytest.mark.slow
 def test_a_live_trainer_is_predicted_as_its_script_is(tmp_path: Path) -> None:
     """Local classes, lambdas, hooks, ties, locks, an optimizer with its schedule, in a process that has trained on two
     threads. Would notice: a hook, a tie or the optimizer that is lost; values that come along; a fork."""
@@ -377,6 +390,7 @@ def make(model, kind, folder):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nf4", "int8", "torchao"])
 def test_a_live_quantised_model_is_predicted_as_its_script_is(tmp_path: Path, kind: str) -> None:
     """Would notice: codes or scales that are counted twice, or not; values that come along."""
@@ -429,6 +443,7 @@ class Raises:
         raise AttributeError("no state for you")
 
 
+@pytest.mark.slow
 def test_a_trainer_that_has_trained_is_predicted(tmp_path: Path) -> None:
     """As in a notebook whose cells are run again. Would notice: what accelerate has prepared, which knows its process;
     states of an optimizer that come along with their values."""

@@ -41,6 +41,7 @@ def asked(architecture: str, settings: dict[str, Any]) -> TraceRequest:
     return replace(found, setup=setup, evaluate=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["t5", "bart", "whisper"])
 def test_longer_answers_and_more_beams_need_more(worker: Worker, architecture: str) -> None:
     peaks = []
@@ -92,6 +93,7 @@ def test_a_trainer_that_generates_is_taken_as_it_is(tmp_path: Path) -> None:
     assert ignored.phases["evaluate"][0] <= plain.phases["evaluate"][0]  # which keeps logits for metrics
 
 
+@pytest.mark.slow
 def test_a_generation_config_says_how_long_answers_are(tmp_path: Path) -> None:
     model, arguments, rows = text_pairs(tmp_path)
     short = of_trainer(model, arguments, rows)

@@ -81,6 +81,7 @@ def test_8_bits_say_what_is_assumed_of_outliers() -> None:
     assert any("7 columns of each input" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_replicas_add_their_buckets() -> None:
     gradients = 4 * sum(facts(GPT2).sizes)
     one, two = predicted(), predicted(gpus=2)
@@ -88,6 +89,7 @@ def test_replicas_add_their_buckets() -> None:
     assert any("NCCL" in note for note in two.notes)
 
 
+@pytest.mark.slow
 def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
     """ZeRO-1 on 1 and on 8 GPUs: the partitions shrink, activations and the loss are the traced ones."""
     config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000}}
@@ -101,6 +103,7 @@ def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
     assert "DeepSpeed" in alone.confidence.rests_on and alone.confidence.level == "trace"
 
 
+@pytest.mark.slow
 def test_the_verdict_follows_the_gpu() -> None:
     small = replace(MACHINE, gpu=gpu_of_size("1GB"))
     large = {**GPT2, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -109,6 +112,7 @@ def test_the_verdict_follows_the_gpu() -> None:
     assert predicted(machine=replace(MACHINE, gpu=None)).verdict is None
 
 
+@pytest.mark.slow
 def test_one_setting_that_a_script_was_seen_to_have_can_be_changed_and_predicted() -> None:
     """An observed setup holds what the arguments show, each with "yours" as its reason, and nothing else."""
     model = look_at_config(AutoConfig.for_model(**GPT2), "mine", "architecture")

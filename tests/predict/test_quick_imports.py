@@ -84,6 +84,7 @@ def test_caches_have_no_limit_within_and_everything_is_put_back() -> None:
         assert function.cache_info().hits == 200
 
 
+@pytest.mark.slow
 def test_the_child_loads_no_compiler_and_no_data_sets() -> None:
     code = (
         "import sys; from hf_memkit.prediction.child import serve; assert serve._load() is None\n"

@@ -18,6 +18,7 @@ from tests.predict.test_child_libraries import most
 PHASES = ("data", "forward", "backward", "optimizer", "evaluate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "setting"),
     pairs(list(product(("llama", "qwen3"), ("sft", "sft, packed", "sft, bf16", "sft, lora"))), of_each=1, quick=1),
@@ -30,6 +31,7 @@ def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None
         assert abs(difference(fake["phases"][phase], real["phases"][phase])) <= BAR, (phase, fake, real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "weight_bytes"), [("sft", 4), ("sft", 2), ("sft, lora", 4)])
 def test_the_head_on_a_gpu_makes_a_tile_of_logits(worker: Worker, setting: str, weight_bytes: int) -> None:
     words, length, batch = 40_000, 1024, 8

@@ -39,6 +39,7 @@ def step(found: Work) -> Counter[Operation]:
     return Counter(found.operations[call] for call in found.calls[begin:end])
 
 
+@pytest.mark.slow
 def test_attention_has_its_flops(worker: Worker) -> None:
     """Defect: a CPU's kernel that costs its bytes alone."""
     calls = step(work(worker))

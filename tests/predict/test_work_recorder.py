@@ -49,6 +49,7 @@ def bytes_of(work: Work, name: str, span: tuple[int, int]) -> list[int]:
     return [each.moved_bytes for each in rows if each.name.startswith(name)]
 
 
+@pytest.mark.slow
 def test_fake_steps_compute_what_real_ones_do(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: products that are recorded twice, or not at all, on fake tensors."""
     setup = setup_of(models["llama"], "checkpointed").put("model.attn_implementation", "eager", "composed of products")
@@ -59,6 +60,7 @@ def test_fake_steps_compute_what_real_ones_do(worker: Worker, models: dict[str, 
     assert [flops(fake, span)["matmul"] for span in fake.steps()] == [first["matmul"]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "convnext", "mixtral"])
 def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker) -> None:
     """Defect: an encoder, a convolution or experts whose products have no FLOPs, or others than on a CPU."""
@@ -152,6 +154,7 @@ def test_a_user_s_kernel_with_products_has_no_time(tmp_path: Path, monkeypatch: 
     assert libraries._multiplies(libraries._kernel(kernels.attends)), "in a function that it calls"
 
 
+@pytest.mark.slow
 def test_trls_head_has_rows(worker: Worker) -> None:
     """Defect: the kernels of TRL's fused head, which are replaced with nothing, cost nothing."""
     pytest.importorskip("trl")
@@ -202,8 +205,8 @@ NO_KERNEL: Final = {
     "adapters.py", "after_train.py", "at_train.py", "checkpoints.py", "constant_propagation.py",
     "cuda_device_guard.py", "cuda_questions.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
     "leaves_nothing.py", "library_evaluations.py", "loaded_files.py", "models.py", "no_real_training.py",
-    "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "saves.py", "script.py", "script_engine.py",
-    "serve.py", "tracer.py", "trainers_folder.py", "training.py", "training_commands.py", "work_recorder.py",
+    "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "saves.py",
+    "script.py", "script_engine.py", "serve.py", "tracer.py", "trainers_folder.py", "training.py", "training_commands.py", "work_recorder.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 

@@ -26,6 +26,7 @@ def bytes_of(trace: Trace, category: str) -> int:
     return sum(size for size, which in zip(trace.sizes_bytes, trace.category_of, strict=True) if which == number)
 
 
+@pytest.mark.slow
 def test_states_come_out_to_the_byte(worker: Worker) -> None:
     trace = worker.trace(request())
     assert worker.without_shim is None, "the shim works here"
@@ -38,6 +39,7 @@ def test_states_come_out_to_the_byte(worker: Worker) -> None:
     assert optimizer == 2 * sum(rounded(4 * size) for size in sizes) + len(sizes) * rounded(4), "moments, and counters"
 
 
+@pytest.mark.slow
 def test_phases_and_places(worker: Worker) -> None:
     trace = worker.trace(request(eval_strategy="steps"))
     assert list(trace.peaks_by_phase()) == ["load", "data", "forward", "backward", "optimizer", "evaluate", "save"]
@@ -51,6 +53,7 @@ def test_phases_and_places(worker: Worker) -> None:
     assert {"transformer.h.0.attn", "transformer.h.2.mlp.c_fc"} <= kept
 
 
+@pytest.mark.slow
 def test_the_same_case_gives_the_same_trace(worker: Worker) -> None:
     assert worker.trace(request(bf16=True)) == worker.trace(request(bf16=True))
 
@@ -63,6 +66,7 @@ def test_an_activation_s_backward_is_one_kernel(worker: Worker) -> None:
     assert not any(name.startswith("aten.sigmoid") for name in trace.operations)
 
 
+@pytest.mark.slow
 def test_recomputation_and_accumulation(worker: Worker) -> None:
     few_words = {**GPT2, "vocab_size": 50, "n_layer": 6}
     plain = worker.trace(request(few_words, bf16=True)).peak()
@@ -83,6 +87,7 @@ def test_a_case_that_fails_says_why_and_leaves_the_worker(worker: Worker) -> Non
     assert worker.trace(request()).events
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed(worker: Worker) -> None:
     worker.wait()
     assert worker._process is not None
@@ -150,6 +155,7 @@ def test_a_case_that_takes_too_long(worker: Worker, monkeypatch: pytest.MonkeyPa
         worker.trace(request())
 
 
+@pytest.mark.slow
 def test_threads_that_ask_at_once_each_get_their_own() -> None:
     worker, found = Worker(), dict[int, Trace]()
     lengths = (16, 32, 48)

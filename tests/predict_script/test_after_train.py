@@ -63,6 +63,7 @@ def below(predict: Predict, code: str) -> tuple[dict[str, Any], list[str]]:
     return found, [note.removeprefix(said) for note in found["about"]["notes"] if note.startswith(said)]
 
 
+@pytest.mark.slow
 def test_what_a_script_writes_comes_to_nothing(predict: Predict, folder: Path) -> None:
     """Would notice: NaN in the place of an earlier run's results, a model without weights in that of a good one."""
     before = left(folder)
@@ -169,6 +170,7 @@ def test_no_cache_is_where_the_script_works(tmp_path: Path, monkeypatch: pytest.
     assert str(tmp_path / "assets") in caches and str(tmp_path.parent) not in caches
 
 
+@pytest.mark.slow
 def test_what_stood_above_train_stays(predict: Predict, folder: Path) -> None:
     """Would notice: checkpoints of the last run that a prediction removes, because the run would; an evaluation's NaN
     in a file; a folder or thread of the script's that nobody ends."""
@@ -218,6 +220,7 @@ def test_however_it_ends_the_steps_are_predicted(predict: Predict, line: str) ->
     assert cut == ("exit(3)" not in line or "_exit" in line)
 
 
+@pytest.mark.slow
 def test_a_second_model_beside_the_first_is_counted(predict: Predict) -> None:
     """Would notice: weights that are loaded below `train()` and counted nowhere, or beside those that are gone."""
     twice, _ = below(predict, "other = GPT2LMHeadModel(config).cuda()")

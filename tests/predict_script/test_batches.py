@@ -113,6 +113,7 @@ def test_one_sample_twenty_times_as_long(kind: str) -> None:
     assert shape_of(chosen.worst) == "4 × 900 tokens" and f"row {100 if kind == 'of a subset' else 200}" in chosen.said
 
 
+@pytest.mark.slow
 def test_a_sampler_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: a prediction that waits for its last batch."""
     monkeypatch.setattr("hf_memkit.prediction.child.batches._PASSES_S", 0.2)
@@ -321,6 +322,7 @@ def tokens_of(processor: str) -> Callable[[list[Any]], tuple[list[int], torch.Te
     return tiles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "kind"),
     [("max_pixels", "shuffled"), ("max_pixels", "one by one"), ("max_pixels", "sequential"), ("tiles", "shuffled")],

@@ -132,6 +132,7 @@ def last(said: str) -> str:
 # ---- scripts that train ----
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_a_script_is_predicted_as_it_stands(run: Run, tmp_path: Path) -> None:
     """Would notice: arguments that do not reach it, output on standard output, a variable that hides the GPU, a second
@@ -205,6 +206,7 @@ def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pyte
     assert told[0] is told[-1] is False and 3 <= sum(told) == len(told) - 2 <= most, "after 0.2, 0.4, 0.8 s and so on"
 
 
+@pytest.mark.slow
 def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run) -> None:
     """Would notice: advice that names memkit's options or a preset, a wrong exit code, GPUs that are not counted."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
@@ -282,6 +284,7 @@ Trainer(tiny(256), arguments, train_dataset=rows, data_collator=padded).train()
 )
 
 
+@pytest.mark.slow
 def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     """Would notice: one long row that nobody sees before it comes, and a trace in which the batches are mixed up."""
     json_of, cases = ("--gpu", "T4", "--json"), ("both", "usual", "worst", "long")
@@ -422,6 +425,7 @@ trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()
     assert exited == 0 and json.loads(out)["warnings"] == [], said
 
 
+@pytest.mark.slow
 def test_bf16_that_the_gpu_emulates_stands_under_the_verdict(run: Run) -> None:
     """Would notice: a job that takes three times as long on a T4, of which predict does not speak."""
     code = TINY + "\ntrainer(tiny(), bf16=True).train()\n"
@@ -432,6 +436,7 @@ def test_bf16_that_the_gpu_emulates_stands_under_the_verdict(run: Run) -> None:
         assert out.splitlines()[1] == f"Warning: {warned[0]}.", out
 
 
+@pytest.mark.slow
 def test_a_type_that_cuda_refuses_in_the_script_s_own_code(run: Run) -> None:
     """Would notice: a product of whole numbers, or a histogram in bf16, that only fake tensors compute; a script that
     catches what torch raises, and is refused all the same."""
@@ -600,6 +605,7 @@ def started(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[s
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_its_world_is_the_user_s_and_the_answer_is_clean_json(tmp_path: Path) -> None:
     """Would notice: standard input that is memkit's requests, variables that memkit sets for itself, noise of the
     libraries that memkit loads, a script's output in the JSON; a module that is not found beside the user."""
@@ -653,6 +659,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "number", "code"), [("fork", signal.SIGINT, 130), ("spawn", signal.SIGTERM, 143)])
 def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int, code: int) -> None:
     """A script that prepares data in a pool. Would notice: workers, programs and the child process that go on after
@@ -688,6 +695,7 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
         os.close(theirs_end)
 
 
+@pytest.mark.slow
 def test_a_memkit_that_is_killed_takes_the_script_along(tmp_path: Path) -> None:
     """Would notice: a script that goes on after SIGKILL of memkit, which can run nothing any more."""
     (tmp_path / "train.py").write_text(PREPARES)

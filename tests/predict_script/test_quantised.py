@@ -229,6 +229,7 @@ train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), 512, gradien
     assert said == [False, True] and activations[1] - activations[0] > inputs, (activations, inputs)
 
 
+@pytest.mark.slow
 def test_8_bits_on_a_gpu_keep_what_the_same_function_keeps_on_a_cpu() -> None:
     """bitsandbytes trains by another function on a CPU; there that of a GPU runs in layers that are not in training.
     Seven columns of the inputs are outliers, as is assumed.

@@ -110,6 +110,7 @@ def test_trainer_model_and_arguments_in_one_call(
         assert found == pytest.approx(baseline, rel=1e-5 if name != "8bit" else 0.01)
 
 
+@pytest.mark.slow
 def test_with_a_model_and_a_trainer_of_one_s_own(folder: Path, tmp_path: Path, baseline: list[float]) -> None:
     """Each smaller door leads to the same training; a part can be taken off again."""
     setup = preset("lean+activation-checkpointing", model=str(folder), arguments=CPU, **GPU)
