@@ -171,7 +171,9 @@ def test_an_evaluation_holds_what_a_real_one_of_all_batches_holds(
     shared = LOGITS if name == "moved" else 0  # on a CPU the first array shares its tensor's memory
     assert predicted["evaluate"] == pytest.approx(real[name]["evaluate"] - shared, rel=0.01)
     if name not in ("tokens", "answers"):  # on a CPU the arrays, which live on, share the tensors' memory
-        assert predicted["data"] == pytest.approx(real["losses"]["data"], rel=0.01)
+        # The job's own compute_metrics keeps its last batch.
+        kept = real[name if "on the GPU" in name else "losses"]["data"]
+        assert predicted["data"] == pytest.approx(kept, rel=0.01)
 
 
 @pytest.mark.slow

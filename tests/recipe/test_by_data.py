@@ -145,6 +145,7 @@ def tiny(path: Path, **changes: Any) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_verdict_variant_and_advice_are_of_the_worst_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def cut_of(smaller: dict[str, Any]) -> int:
     return int(list(smaller)[1].split()[1])
 
 
+@pytest.mark.slow
 def test_what_people_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +227,7 @@ def model_folder(path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_exported_script_is_predicted_alike(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

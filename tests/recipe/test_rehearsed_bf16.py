@@ -104,6 +104,7 @@ def test_without_bf16_instructions_products_are_many_times_quicker() -> None:
     assert ran.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rehearsal_says_what_it_does_not_compute_in(memkit: Memkit, tmp_path: Path) -> None:
     ran = memkit(

@@ -111,6 +111,7 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
     assert "memkit: warning" not in err
 
 
+@pytest.mark.slow
 def test_trls_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path) -> None:
     """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one for which it has a default
     of its own (checkpointing)."""
@@ -222,6 +223,7 @@ def test_a_plan_brings_deepspeed_to_a_script_without(tmp_path: Path) -> None:
     assert "memkit: DeepSpeed without a launcher: one process" in err and "deepspeed: None → {'zero_opt" in err
 
 
+@pytest.mark.slow
 def test_a_field_that_the_script_does_not_have_ends_in_a_line(start: Start, tmp_path: Path) -> None:
     (tmp_path / "by_hand.py").write_text(BY_HAND)
     plan(tmp_path, arguments={"rows_of_a_step": 4, "max_steps": 1})
