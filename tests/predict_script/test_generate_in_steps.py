@@ -80,7 +80,7 @@ def test_what_generating_holds_is_what_a_real_loop_holds(predict: Predict, kind:
     for device in ("real cpu", "cpu"):
         content = predict(SCRIPT, kind, options, device=device, worst_batch=False)
         assert "trace" in content, content
-        peaks[device] = Trace.from_json(content["trace"]).peaks_by_phase()["data"]
+        peaks[device] = Trace.from_json(content["trace"]).peaks_by_phase()["generate"]
     assert peaks["real cpu"] <= peaks["cpu"] <= 1.1 * peaks["real cpu"]
     content = predict(SCRIPT, kind, options, worst_batch=False)
     assert "trace" in content, content
