@@ -20,6 +20,7 @@ from tests.fewer import one_each
 FOR_16_GB = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--ram", "32GB", "--nvme-path")
 
 
+@pytest.mark.slow
 def test_list_and_show_tell_what_each_saves_and_costs(quick_memkit: Quick) -> None:
     listed = json.loads(quick_memkit("ds", "list", "--json").stdout)
     assert [entry["name"] for entry in listed] != [] and {e["name"] for e in listed} == set(

@@ -31,6 +31,7 @@ def fails(*arguments: Any, **more: Any) -> Any:
     raise torch.OutOfMemoryError(SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "evaluate", "save", "load"])
 def test_a_real_traceback_tells_the_phase(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

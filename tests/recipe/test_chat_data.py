@@ -206,6 +206,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_is_made_up_is_chat_too() -> None:
     rows = made_up_conversations()
     assert len(rows) > 300

@@ -155,6 +155,7 @@ import os; print(trainer.args.gradient_accumulation_steps, os.environ["PYTORCH_A
 PREDICTION = {"peak_allocated_gib": 1.5, "peak_reserved_gib": [1.6, 1.7], "phases": {}, "categories": {}}
 
 
+@pytest.mark.slow
 def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path: Path) -> None:
     """Finds: a plan that is silently not in force, another batch or number of GPUs, a variable set too late, a
     prediction that no report shows."""

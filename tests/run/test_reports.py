@@ -59,6 +59,7 @@ def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(st
     assert memkit.out.count("'loss'") == plain.out.count("'loss'") == 12
 
 
+@pytest.mark.slow
 def test_out_of_memory_ends_with_advice(start: Start, tmp_path: Path) -> None:
     """Finds: an error that is swallowed or loses its traceback, advice that nobody sees, memkit's own frames."""
     memkit = start(*MEMKIT, "trains.py", "oom", "out").ended()
@@ -82,6 +83,7 @@ Trainer(model, arguments, train_dataset=rows).train()
 """
 
 
+@pytest.mark.slow
 def test_a_prediction_stands_beside_what_is_measured(start: Start, tmp_path: Path) -> None:
     """Finds: a prediction in the script's own process, or that no report sees; one that fails and stops the run."""
     (tmp_path / "tiny.py").write_text(PREDICTED)

@@ -70,6 +70,7 @@ def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro", "accumulation"), [(4, 2), (2, 4), (1, 8)])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
 @pytest.mark.compat

@@ -81,6 +81,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[s
     return losses, {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 @proves(
     "same-result",

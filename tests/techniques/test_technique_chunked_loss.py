@@ -212,6 +212,7 @@ def train(folder: Path, part: Callable[[Any], Any] | None, **more: Any) -> tuple
     return losses, evaluated, float(sum(value.detach().sum() for value in model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 @proves("same-result", "chunked-loss")
 def test_a_training_with_accumulation_and_its_evaluation(tmp_path: Path) -> None:
@@ -239,6 +240,7 @@ def test_trainers_label_smoothing_is_refused(tmp_path: Path) -> None:
         train(tmp_path, lambda model: install(model), label_smoothing_factor=0.1)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     own, chunked = pair(causal_model())
     compiled = torch.compile(chunked, backend="eager")

@@ -63,6 +63,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 @proves("same-result", "cpu-offload-optimizer")
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_paging_changes_no_number() -> None:
     assert losses("paged-adamw-8bit") == losses("adamw-8bit")
 
 
+@pytest.mark.slow
 @proves("same-result", "galore-layerwise", "apollo-layerwise")
 def test_a_layer_at_a_time_is_the_same_step() -> None:
     """Losses after none, one and two updates, without clipping, which the layer-wise forms cannot do.
@@ -106,6 +107,7 @@ def test_a_layer_at_a_time_is_the_same_step() -> None:
     assert losses("apollo-layerwise")[:3] == pytest.approx(whole, rel=3e-4)
 
 
+@pytest.mark.slow
 @proves(
     "memory", "sgd-momentum", "adafactor", "adafactor-stochastic", "adamw-8bit", "adamw-8bit-stochastic",
     "adamw-4bit-stochastic", "lion-8bit",

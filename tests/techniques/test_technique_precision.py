@@ -99,6 +99,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 @proves("same-result", "fp32", "bf16-autocast", "fp16-autocast", "pure-bf16")
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_losses_are_those_of_fp32(
         assert losses != baseline  # it does compute in other numbers
 
 
+@pytest.mark.slow
 def test_without_stochastic_rounding_pure_bf16_learns_less(tmp_path: Path) -> None:
     """The reason for the rule bf16-weights-lose-updates, at a rate of fine-tuning: how far the weights go."""
 
