@@ -36,7 +36,7 @@ def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why='without a GPU DeepSpeed fails: "Type fp16 is not supported on your device"',
+    why='without a GPU DeepSpeed fails on most CPUs: "Type fp16 is not supported on your device"',
     fix="use bf16 or fp32 here",
     source="deepspeed 0.19.8: runtime/engine.py 2003",
 )
