@@ -18,8 +18,6 @@ from typing import Any
 # Before torch is imported. Threads that spin while they wait make a busy machine several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# The same sums on every CPU: AVX-512 kernels add in another order, and a loss of 5 differs by three units of fp32.
-os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx2")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests do not depend on whether the hub can be reached
 
 # A shell that runs the tests in the background ignores Ctrl-C, and the processes that tests start would inherit that.

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from hf_memkit.components import chunked_loss_sum
 from hf_memkit.components.chunked_loss import install
-from tests.techniques.tiny_models import batch, causal_model
+from tests.techniques.tiny_models import batch, causal_model, summed_in_fp64
 
 CHUNK = 7
 
@@ -30,10 +30,12 @@ CHUNK = 7
 def differences(own: Any, chunked: Any, read: Any) -> list[float]:
     """Of the loss, and the largest of the gradients."""
     inputs = {**batch(2 + dist.get_rank()), "num_items_in_batch": 31}
-    losses = [float(step(inputs)) for step in (own, chunked)]
+    with summed_in_fp64():
+        expected = float(own(inputs))
+    found = float(chunked(inputs))
     theirs, ours = (read(step) for step in (own, chunked))
     assert theirs and len(theirs) == len(ours)
-    return [abs(losses[0] - losses[1]), max(float((a - b).abs().max()) for a, b in zip(theirs, ours, strict=True))]
+    return [abs(found - expected), max(float((a - b).abs().max()) for a, b in zip(theirs, ours, strict=True))]
 
 
 class Plain:
