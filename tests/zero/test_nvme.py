@@ -23,7 +23,8 @@ from tests.conftest import ROOT
 def in_mount_namespace(script: str) -> str:
     """What a shell script prints that may mount what only it sees; loud where this machine does not allow that."""
     command = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where Debian has mkfs and losetup
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
     try:
         tried = subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
         refused = tried.stderr.strip() if tried.returncode else ""
