@@ -42,8 +42,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
+from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, trace_setup  # noqa: E402
 from hf_memkit.prediction.step_time import step_time  # noqa: E402
-from hf_memkit.prediction.trace_request import TraceRequest  # noqa: E402
+from hf_memkit.prediction.trace_request import ScriptRequest  # noqa: E402
 from hf_memkit.prediction.work import Work  # noqa: E402
 from hf_memkit.prediction.worker import Worker  # noqa: E402
 from hf_memkit.rates import Figure, GpuRates  # noqa: E402
@@ -221,7 +222,9 @@ def _traced(names: Sequence[str]) -> tuple[dict[str, tuple[Work, int]], tuple[Wo
     try:
 
         def traced(setup: Setup, length: int) -> tuple[Work, int]:
-            trace = worker.trace(TraceRequest(setup, length, device="cpu", evaluate=False, save=False, work=True))
+            unsaved = setup.put("arguments.save_strategy", "no", "steps alone are timed")
+            request = ScriptRequest(SETUP_SCRIPT, str(ROOT), dict(os.environ), device="cpu", work=True)
+            trace = trace_setup(worker, SetupTraining(unsaved, length), request)
             assert trace.work is not None
             return without_queue(trace.work), trace.peak().size_bytes
 

@@ -28,8 +28,8 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
-    from hf_memkit.prediction.child.training import rows_for
-    from hf_memkit.prediction.trace_request import TraceRequest
+    from hf_memkit.prediction.child.setup_trainer import rows_for
+    from hf_memkit.prediction.setup_training import SetupTraining
     from hf_memkit.setup import Setup
 
     on_cpu: bool = job["on_cpu"]
@@ -50,7 +50,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
         except MemkitError as error:
             return write(folder, {"refused": str(error)})
         options.setdefault("data_collator", default_data_collator)
-        rows = rows_for(TraceRequest(setup, job["length"]), setup, model)  # as predicted, padding included
+        rows = rows_for(SetupTraining(setup, job["length"]), setup, model)  # as predicted, padding included
         size = arguments.per_device_train_batch_size
         data = rows(size, job["max_steps"] * size * arguments.gradient_accumulation_steps)
         trainer = Trainer(model=model, args=arguments, train_dataset=data, **options)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import os
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import InputError, ScriptFailed
@@ -41,8 +38,8 @@ from hf_memkit.plan.pricing import Pricing
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
 from hf_memkit.plan.traces import ScriptTraces
-from hf_memkit.prediction.running_scripts import SETUP, name_of
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.running_scripts import name_of
+from hf_memkit.prediction.setup_training import SetupTraining, as_script
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
@@ -102,12 +99,9 @@ def _as_script(
     }
     for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
-    request = TraceRequest(setup, job.sequence_length, trust_remote_code=trust_remote_code)
     rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, sequences)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "setup.json"
-        path.write_text(json.dumps({"request": request.to_json(), "rows": rows}))
-        script = UserScript(SETUP, is_module=True, arguments=(str(path),))
+    training = SetupTraining(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
+    with as_script(training) as script:
         yield script, {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
 
 

@@ -260,7 +260,7 @@ def predicted_training(
         )  # fmt: skip
         return with_vllm(found.with_warnings(emulated, facts.get("fp16_overflow", "")), about.get("vllm"), machine)
 
-    parts = _parts(trace, about["steps"], about["steps_end"])
+    parts = trace.of_steps(about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
     if ledger is None and "host" in about:
         found = _with_ram(found, about["host"], gpus)
@@ -303,20 +303,6 @@ def _with_ram(found: Prediction, host: Mapping[str, Any], processes: int) -> Pre
         said += f", {processes} times"
     needs = processes * (libraries + own + tensors)
     return replace(found, host_rss_bytes=needs).with_notes(said)
-
-
-def _parts(trace: Trace, steps: Sequence[tuple[str, int, int]], steps_end: int) -> dict[str, Trace]:
-    """The trace of each kind of batch: all up to the end of the usual steps, then its own. What came after all
-    steps, an evaluation, belongs to the worst."""
-    usual = [end for kind, _, end in steps if kind == "usual"]
-    if not usual:
-        return {"worst": trace}
-    head, after = (0, usual[-1]), (steps_end, len(trace.events))
-    found = {"usual": trace.only(head)}
-    for kind in dict.fromkeys(kind for kind, _, _ in steps if kind != "usual"):
-        own = [(begin, end) for each, begin, end in steps if each == kind]
-        found[kind] = trace.only(head, *own, *([after] if kind == "worst" else []))
-    return found
 
 
 def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:

@@ -36,7 +36,7 @@ from hf_memkit.prediction.defaults import (
 )
 from hf_memkit.prediction.from_script import predict_script_training
 from hf_memkit.prediction.predicting import predict
-from hf_memkit.prediction.running_scripts import LIVE
+from hf_memkit.prediction.trace_request import LIVE
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one, refuse_too_long
 from hf_memkit.setup import Setup

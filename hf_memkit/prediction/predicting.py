@@ -9,6 +9,7 @@ trace on fake CUDA tensors ── fails ──> trace on fake CPU tensors ──
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -27,10 +28,12 @@ from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.replay import replay
+from hf_memkit.prediction.running_scripts import script_request
+from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, trace_setup
 from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, split_notes, without_engine
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
-from hf_memkit.prediction.trace_request import Device, TraceRequest
+from hf_memkit.prediction.trace_request import Device
 from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one
@@ -87,10 +90,11 @@ def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Set
             "or predict the script: memkit predict train.py"
         )
     if trace:
+        request = script_request(SETUP_SCRIPT, job.machine, os.environ, gpus=job.gpus, nodes=job.nodes)
+        training = _training(setup, job, usual, trust_remote_code=trust_remote_code)
         for device in _devices(notes):
-            request = _request(setup, job, device, usual, trust_remote_code=trust_remote_code)
             try:
-                found = shared_worker().trace(request)
+                found = trace_setup(shared_worker(), training, replace(request, device=device))
             except TraceFailed as failure:
                 if failure.kind == NoKernel.__name__:
                     raise NoKernel(str(failure)) from failure
@@ -177,22 +181,10 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
     return ("cpu",)
 
 
-def _request(setup: Setup, job: Job, device: Device, usual: Setup | None, *, trust_remote_code: bool) -> TraceRequest:
-    gpu = job.machine.gpu
-    capability = gpu.capability if gpu is not None else None
-    if capability is None:
-        capability = 8.0 if job.bf16 else 7.5
-    return TraceRequest(
-        without_engine(setup) if is_split(setup) else setup,
-        sequence_length=job.sequence_length,
-        device=device,
-        capability=(int(capability), round(capability * 10) % 10),
-        capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
-        evaluate=setup.get("arguments.eval_strategy", "no") != "no",
-        save=not is_split(setup),  # the engine has a way of its own
-        trust_remote_code=trust_remote_code,
-        usual=usual,
-    )
+def _training(setup: Setup, job: Job, usual: Setup | None, *, trust_remote_code: bool) -> SetupTraining:
+    if is_split(setup):  # the engine saves in a way of its own
+        setup = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
+    return SetupTraining(setup, job.sequence_length, usual=usual, trust_remote_code=trust_remote_code)
 
 
 def _ledger(setup: Setup, job: Job) -> Ledger | None:

@@ -23,24 +23,16 @@ from typing import Any, Final
 from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.prediction.environments import Environment
-from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.process_group import launchers_engine
 
 __all__ = [
-    "LIVE", "SETUP", "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
+    "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
     "refuse_engine", "refuse_unreadable", "script_request",
 ]  # fmt: skip
-
-
-LIVE: Final = "hf_memkit.prediction.child.live_trainer"
-"""The module that is run in the place of a script where objects of a process are predicted."""
-
-
-SETUP: Final = "hf_memkit.prediction.child.setup_trainer"
-"""The module that is run where a setup goes the way of scripts."""
 
 
 def is_live(script: UserScript) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -121,6 +121,24 @@ class Trace:
                     found.events.append(event)
                 found.marks.append((len(found.events), phase))
         found.sizes_bytes = [size if number in made else 0 for number, size in enumerate(self.sizes_bytes, 1)]
+        return found
+
+    def of_steps(self, steps: Sequence[tuple[str, int, int]], steps_end: int) -> dict[str, Trace]:
+        """The trace of each kind of step: all up to the end of the usual steps, then its own. What came after all
+        steps, an evaluation, belongs to the worst.
+
+        Args:
+            steps: of each step `(kind, first event, one past the last)`.
+            steps_end: one past the last event of all steps.
+        """
+        usual = [end for kind, _, end in steps if kind == "usual"]
+        if not usual:
+            return {"worst": self}
+        head, after = (0, usual[-1]), (steps_end, len(self.events))
+        found = {"usual": self.only(head)}
+        for kind in dict.fromkeys(kind for kind, _, _ in steps if kind != "usual"):
+            own = [(begin, end) for each, begin, end in steps if each == kind]
+            found[kind] = self.only(head, *own, *([after] if kind == "worst" else []))
         return found
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:

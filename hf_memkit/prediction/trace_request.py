@@ -1,4 +1,4 @@
-"""What is asked of the child process: a setup, its shape, and the GPU that it is for. Plain data, passed as JSON."""
+"""What is asked of the child process: a script, and the GPU that it is for. Plain data, passed as JSON."""
 
 from __future__ import annotations
 
@@ -6,67 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["EARLY", "LATE", "Device", "ScriptRequest", "TraceRequest"]
+__all__ = ["EARLY", "LATE", "LIVE", "SETUP", "Device", "ScriptRequest"]
 
 Device = Literal["cuda", "cpu", "real cpu"]
 """Fake tensors on a (fake) GPU; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
+
+LIVE: Final = "hf_memkit.prediction.child.live_trainer"
+"""The module that is run in the place of a script where objects of a process are predicted."""
+
+SETUP: Final = "hf_memkit.prediction.child.setup_trainer"
+"""The module that is run where a setup goes the way of scripts."""
 
 EARLY: Final = "early"
 LATE: Final = "late"
 """Names of the sockets at which a script waits: before a subclass of Trainer has prepared anything, and after
 (`child/forks.py`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One training to trace.
-
-    Attributes:
-        setup: what to train, with `model.architecture`; `model.class` where it is no causal language model.
-        sequence_length: tokens of each example.
-        device: where its tensors lie.
-        capability: the GPU's CUDA compute capability: it decides which kernels run.
-        capacity_bytes: what the GPU would say of its memory.
-        evaluate: whether an evaluation follows the two steps.
-        metrics: whether that evaluation computes metrics of the predictions, which are kept for them.
-        evaluation_batches: how many batches it has.
-        save: whether a checkpoint is saved after them, if the setup saves any.
-        padded: whether the texts of a batch are unequally long; None: as `child/inputs.py`, `pads`, has it.
-        trust_remote_code: whether the model's own code may be run.
-        usual: the setup with the lengths of a usual batch: two steps of it come before one of `setup`, as in a run,
-            where lengths that change leave gaps in what the allocator has reserved. None: two steps of `setup`.
-        work: whether what is computed is recorded too (`Trace.work`).
-    """
-
-    setup: Setup
-    sequence_length: int
-    device: Device = "cuda"
-    capability: tuple[int, int] = (8, 0)
-    capacity_bytes: int = 80 * 2**30
-    evaluate: bool = True
-    metrics: bool = False
-    evaluation_batches: int = 2
-    save: bool = True
-    padded: bool | None = None
-    trust_remote_code: bool = False
-    usual: Setup | None = None
-    work: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__}
-        values["usual"] = self.usual.to_json() if self.usual is not None else None
-        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        values = {name: content[name] for name in cls.__slots__}
-        values["setup"] = Setup.from_json(content["setup"])
-        values["usual"] = Setup.from_json(content["usual"]) if content["usual"] is not None else None
-        values["capability"] = tuple(content["capability"])
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +32,9 @@ class ScriptRequest:
     Attributes:
         script: which, with its arguments.
         folder, environment: the ones it would be started in.
-        device, capability, capacity_bytes: as of a `TraceRequest`.
+        device: where its tensors lie.
+        capability: the GPU's CUDA compute capability: it decides which kernels run.
+        capacity_bytes: what the GPU says of its memory.
         gpu_name: what the GPU calls itself.
         worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
@@ -84,7 +42,7 @@ class ScriptRequest:
         overrides: settings in the place of the script's own (`script_overrides.py`), as JSON.
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).
-        work: as of a `TraceRequest`.
+        work: whether what is computed is recorded too (`Trace.work`).
     """
 
     script: UserScript

@@ -20,14 +20,10 @@ from threading import RLock
 from typing import IO, Any, Final
 
 from hf_memkit.errors import TraceFailed
-from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import ScriptRequest, TraceRequest
+from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
-__all__ = ["LIMIT_S", "Worker", "shared_worker"]
-
-LIMIT_S: Final = 300.0
-"""After how many seconds a case is stopped."""
+__all__ = ["Worker", "shared_worker"]
 
 _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
@@ -47,7 +43,6 @@ class Worker:
     """A child process that traces trainings, one at a time.
 
     Args:
-        limit_s: after how many seconds a training is stopped; a script never is.
         open_files: numbers of files that it takes over, for scripts, which then write to this process's standard
             error. What else it writes is kept, to be shown if it fails; None: what scripts write, too.
         python: the interpreter of another environment; None: this one.
@@ -57,11 +52,8 @@ class Worker:
             after `wait`.
     """
 
-    def __init__(
-        self, limit_s: float = LIMIT_S, *, open_files: tuple[int, ...] | None = None, python: str | None = None
-    ) -> None:
+    def __init__(self, *, open_files: tuple[int, ...] | None = None, python: str | None = None) -> None:
         self.without_shim: str | None = None
-        self._limit_s = limit_s
         self._open_files = open_files
         self._python = python
         self._lock = RLock()  # one line out, one line in: two threads would read each other's
@@ -69,7 +61,6 @@ class Worker:
         self._errors: IO[bytes] | None = None
         self._output: int | None = None  # this process's standard error, for scripts
         self._waited = False
-        self._runs_scripts = False
 
     def start(self) -> None:
         """Starts the process, if it does not run, and comes back at once: it loads its libraries meanwhile."""
@@ -115,36 +106,15 @@ class Worker:
                 self.without_shim = self._answer()["shim"]
                 self._waited = True
 
-    def trace(self, request: TraceRequest) -> Trace:
-        """The traced training.
-
-        Raises:
-            TraceFailed: the training raised, its process died, or it took too long.
-        """
-        content, why = self._asked({"request": request.to_json(), "limit_s": self._limit_s})
-        if content is None:
-            raise TraceFailed(f"the process that traced this training ended: {why}", kind=str(why))
-        if "error" in content:
-            error = content["error"]
-            first = (error["message"].strip().splitlines() or [""])[0]
-            said = first if error["ours"] else f"{error['type']}: {first}"
-            raise TraceFailed(said, kind=error["type"], refused=error["ours"], details=error["traceback"])
-        return Trace.from_json(content["trace"])
-
     def run(self, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
         """(what came of a script, None where its process ended without a word; how that ended)."""
-        self.wait()
-        self._runs_scripts = True
-        return self._asked({"script": request.to_json(), "output": self._output})
-
-    def _asked(self, job: dict[str, Any]) -> tuple[Mapping[str, Any] | None, str | None]:
-        """(what the case came to, None if its process died or said nothing; how it died)."""
         with self._lock, tempfile.TemporaryDirectory() as folder:
             self.wait()
             result = Path(folder) / "result.json"
+            job = {"script": request.to_json(), "output": self._output, "result": str(result)}
             assert self._process is not None and self._process.stdin is not None
             try:
-                self._process.stdin.write(json.dumps({**job, "result": str(result)}) + "\n")
+                self._process.stdin.write(json.dumps(job) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
                 raise self._gone() from None
@@ -158,8 +128,7 @@ class Worker:
             # A script has written what there is before it goes on; what else a process that died has written may be
             # half.
             with contextlib.suppress(OSError, ValueError):
-                if "script" in job:
-                    return json.loads(result.read_text()), None
+                return json.loads(result.read_text()), None
             return None, ended["why"]
 
     def end(self) -> None:
@@ -177,9 +146,8 @@ class Worker:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
-            if self._runs_scripts:  # it ends what they have started
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends what scripts have started
+                process.wait(_END_S)
             process.kill()
             process.wait()
         errors, self._errors = self._errors, None

@@ -60,12 +60,13 @@ def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def join_process_group(arguments: TrainingArguments) -> None:
-    """Starts DeepSpeed's communication; nothing happens without DeepSpeed, or if it has started.
+    """Starts DeepSpeed's communication; nothing happens without DeepSpeed, where it is only predicted, or if it has
+    started.
 
     Comes after `TrainingArguments(deepspeed=…)`, which must be kept, and before the model is made. Where no launcher
     started this process, the variables that one would set are set here, for one process.
     """
-    if arguments.deepspeed is None:
+    if arguments.deepspeed is None or hasattr(arguments, "memkit_engine"):  # prediction/child/script_engine.py
         return
     os.environ.update(single_process_environment())
     import deepspeed

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.prediction.trace_request import Device, TraceRequest
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.setup import Setup
 
-__all__ = ["ARCHITECTURES", "CHATTING", "MIXTURES", "MORE", "SETTINGS", "UNSEEN", "Architecture", "request"]
+__all__ = ["ARCHITECTURES", "CHATTING", "MIXTURES", "MORE", "SETTINGS", "UNSEEN", "Architecture", "of_architecture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +183,14 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Settings by key, beside the batch sizes. What is not said is Trainer's default, such as fused AdamW."""
 
+_SAVED: Final = {"arguments.save_strategy": "steps"}
+
 MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "padded": {"padded": True},
     "padded, bf16": {"padded": True, "arguments.bf16": True},
-    "saved": {"save": True},
-    "saved, lora": {"save": True, **SETTINGS["lora"]},
-    "saved, accumulation": {"save": True, **SETTINGS["accumulation"]},
+    "saved": _SAVED,
+    "saved, lora": {**_SAVED, **SETTINGS["lora"]},
+    "saved, accumulation": {**_SAVED, **SETTINGS["accumulation"]},
     "experts one by one": {"model.config": {"_experts_implementation": "eager"}},
     "metrics": {"metrics": True, "evaluation_batches": 4},
     "metrics moved": {"metrics": True, "evaluation_batches": 4, "arguments.eval_accumulation_steps": 1},
@@ -198,14 +200,14 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "sft, lora": {**_SFT, **SETTINGS["lora"]},
     "metrics by batch": {"metrics": True, "evaluation_batches": 4, "arguments.batch_eval_metrics": True},
 }
-"""What else a training does, for some of the architectures: settings, and fields of `TraceRequest` by their names."""
+"""What else a training does, for some of the architectures: settings, and fields of `SetupTraining` by their names."""
 
 
-def request(architecture: Architecture, setting: str, device: Device) -> TraceRequest:
+def of_architecture(architecture: Architecture, setting: str) -> SetupTraining:
     """What the child is asked to train."""
     config = {"model_type": architecture.name, **architecture.config}
     size = architecture.batch_size
-    wanted = {"padded": False, "save": False, **(SETTINGS | MORE)[setting]}
+    wanted = {"padded": False, "arguments.save_strategy": "no", **(SETTINGS | MORE)[setting]}
     fields = {name: wanted.pop(name) for name in list(wanted) if "." not in name}
     setup = Setup("compared")
     for key, value in {
@@ -215,7 +217,8 @@ def request(architecture: Architecture, setting: str, device: Device) -> TraceRe
         "model.class": architecture.model_class,
         "arguments.per_device_train_batch_size": size,
         "arguments.per_device_eval_batch_size": size,
+        "arguments.eval_strategy": "steps",
         **wanted,
     }.items():
         setup = setup.put(key, value, "compared")
-    return TraceRequest(setup, architecture.length, device=device, **fields)
+    return SetupTraining(setup, architecture.length, **fields)

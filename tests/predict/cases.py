@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, trace_setup
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 
 GPT2: dict[str, Any] = {
@@ -33,5 +38,14 @@ def small_setup(config: dict[str, Any] | None = None, **arguments: Any) -> Setup
     return setup
 
 
-def request(config: dict[str, Any] | None = None, **arguments: Any) -> TraceRequest:
-    return TraceRequest(small_setup(config, **arguments), LENGTH)
+def training(config: dict[str, Any] | None = None, **arguments: Any) -> SetupTraining:
+    return SetupTraining(small_setup(config, **arguments), LENGTH)
+
+
+def traced(worker: Worker, asked: SetupTraining, **fields: Any) -> Trace:
+    """Its trace; `fields` are those of a `ScriptRequest`, such as the device."""
+    return trace_setup(worker, asked, ScriptRequest(SETUP_SCRIPT, str(Path.cwd()), dict(os.environ), **fields))
+
+
+def without_saving(setup: Setup) -> Setup:
+    return setup.put("arguments.save_strategy", "no", "a test's")

@@ -12,7 +12,7 @@ from tests.predict.fake_and_real_child import Child
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    made = Worker(limit_s=300)
+    made = Worker()
     yield made
     made.close()
 

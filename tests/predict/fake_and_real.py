@@ -25,10 +25,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.child import serve
+from hf_memkit.prediction.setup_training import SetupTraining, as_script, trace_of
 from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import TraceRequest
-from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, request
+from hf_memkit.prediction.trace_request import ScriptRequest
+from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, of_architecture
 from tests.predict.fake_and_real_tracker import both_trackers
 
 __all__ = ["answer_lines", "changes_of_kernel", "peaks"]
@@ -60,11 +62,13 @@ def peaks(changes: Iterable[int | str]) -> Peaks:
     return highest, phases
 
 
-def traced(asked: TraceRequest) -> dict[str, Any]:
+def traced(asked: SetupTraining, folder: Path) -> dict[str, Any]:
     """Peaks of the training on fake tensors, as its trace has them, but for the rounding that a CPU does not do."""
-    from hf_memkit.prediction.child.training import trace_training
-
-    trace = trace_training(asked)
+    result = folder / "result.json"
+    with as_script(asked) as script:
+        request = ScriptRequest(script, str(Path.cwd()), dict(os.environ), device="cpu")
+        why = serve._forked(functools.partial(_run, request, result), _LIMIT_S)
+    trace = trace_of(json.loads(result.read_text()) if result.exists() else None, why)
     peak = trace.peak()
     content = json.dumps(trace.to_json(), sort_keys=True)
     return {
@@ -73,6 +77,12 @@ def traced(asked: TraceRequest) -> dict[str, Any]:
         "events": len(trace.events),
         "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
     }
+
+
+def _run(request: ScriptRequest, result: Path) -> None:
+    from hf_memkit.prediction.child.script import run_script
+
+    run_script(request, result)
 
 
 def _changes(trace: Trace) -> Iterator[int | str]:
@@ -85,12 +95,12 @@ def _changes(trace: Trace) -> Iterator[int | str]:
         yield phase
 
 
-def profiled(asked: TraceRequest) -> dict[str, Any]:
+def profiled(asked: SetupTraining) -> dict[str, Any]:
     """Peaks of the training on real tensors, as torch's profiler saw the CPU's allocator."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _train(asked)
+        ahead_bytes = _train(asked)
     events = sorted(
         (
             _Event(event.start_ns(), -event.duration_ns(), event.name(), event.nbytes())
@@ -98,8 +108,13 @@ def profiled(asked: TraceRequest) -> dict[str, Any]:
         ),
         key=lambda event: event[:2],
     )
-    everything = peaks(event.size_bytes for event in events if event.name == _MEMORY)
-    return {**_named(peaks(_without_scratch(events))), "peak_with_scratch_bytes": everything[0]}
+    everything = peaks(event.size_bytes for event in events if event.name == _MEMORY)[0]
+    most, phases = peaks(_without_scratch(events))
+    return {
+        "peak_bytes": most - ahead_bytes,
+        "phases": {phase: size - ahead_bytes * (phase != "load") for phase, size in phases.items()},
+        "peak_with_scratch_bytes": everything - ahead_bytes,
+    }
 
 
 class _Event(NamedTuple):
@@ -189,18 +204,20 @@ def _named(found: Peaks) -> dict[str, Any]:
     return {"peak_bytes": found[0], "phases": found[1]}
 
 
-def _train(asked: TraceRequest) -> None:
+def _train(asked: SetupTraining) -> int:
+    """Bytes of the batch that accelerate reads ahead: it lies on the host, whatever the GPU is, and is in no trace."""
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
+    from hf_memkit.prediction.child.at_train import SHORT_AND_QUIET
+    from hf_memkit.prediction.child.setup_trainer import rows_for
     from hf_memkit.prediction.child.sft import as_dataset, is_sft, tokenizer
-    from hf_memkit.prediction.child.training import own_arguments, rows_for
     from hf_memkit.train import build_arguments, trainer_class
 
     _mark_stopped_recomputations()
     _arrays_are_copies()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = build_arguments(asked.setup, own_arguments(asked.setup, folder, on_cpu=True, save=asked.save))
+        arguments = build_arguments(asked.setup, {**SHORT_AND_QUIET, "output_dir": folder, "use_cpu": True})
         model = _model(asked)
         rows = rows_for(asked, asked.setup, model)
         marks = _marks()
@@ -220,6 +237,8 @@ def _train(asked: TraceRequest) -> None:
         evaluated = rows(size, size * asked.evaluation_batches)
         trainer.evaluate(as_dataset(evaluated) if sft else evaluated)
         marks.mark(marks.phases.phase)
+        batch = trainer.data_collator([trainer.train_dataset[row] for row in range(arguments.train_batch_size)])
+        return sum(value.nbytes for value in batch.values())
 
 
 def _mark_stopped_recomputations() -> None:
@@ -242,7 +261,7 @@ def _arrays_are_copies() -> None:
     torch.Tensor.numpy = lambda self, **options: original(self, **options).copy()  # type: ignore[method-assign]
 
 
-def _model(asked: TraceRequest) -> Any:
+def _model(asked: SetupTraining) -> Any:
     import transformers
 
     setup = asked.setup
@@ -307,18 +326,26 @@ def answer_lines() -> None:
     os.dup2(2, 1)  # libraries print where they like
     serve._load()
     known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN, *MIXTURES, *CHATTING)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "answer.json"
-        for line in sys.stdin:
-            case = json.loads(line)
-            asked = request(known[case["architecture"]], case["setting"], "cpu")
-            run = functools.partial(_into, path, _KINDS[case["kind"]], asked)
-            why = serve._forked(run, _LIMIT_S)
-            answer = json.loads(path.read_text()) if why is None else {"error": why}
-            print(json.dumps(answer), file=answers, flush=True)
+    for line in sys.stdin:
+        case = json.loads(line)
+        asked = of_architecture(known[case["architecture"]], case["setting"])
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(_answer(case["kind"], asked, Path(folder))), file=answers, flush=True)
 
 
-def _into(path: Path, run: Callable[[TraceRequest], dict[str, Any]], asked: TraceRequest) -> None:
+def _answer(kind: str, asked: SetupTraining, folder: Path) -> dict[str, Any]:
+    started = time.monotonic()
+    if kind == "fake":  # a script ends its process where it fails
+        try:
+            return {**traced(asked, folder), "seconds": time.monotonic() - started}
+        except TraceFailed as error:
+            return {"error": str(error), "kind": error.kind, "traceback": error.details}
+    path = folder / "answer.json"
+    why = serve._forked(functools.partial(_into, path, _KINDS[kind], asked), _LIMIT_S)
+    return json.loads(path.read_text()) if why is None else {"error": why}
+
+
+def _into(path: Path, run: Callable[[SetupTraining], dict[str, Any]], asked: SetupTraining) -> None:
     started = time.monotonic()
     try:
         answer = run(asked)
@@ -327,8 +354,7 @@ def _into(path: Path, run: Callable[[TraceRequest], dict[str, Any]], asked: Trac
     path.write_text(json.dumps({**answer, "seconds": time.monotonic() - started}))
 
 
-_KINDS: Final[dict[str, Callable[[TraceRequest], dict[str, Any]]]] = {
-    "fake": traced,
+_KINDS: Final[dict[str, Callable[[SetupTraining], dict[str, Any]]]] = {
     "real": profiled,
     "mem_tracker": both_trackers,
 }

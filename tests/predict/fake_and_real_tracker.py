@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.setup_training import SetupTraining
 
 __all__ = ["both_trackers"]
 
 
-def both_trackers(asked: TraceRequest) -> dict[str, Any]:
+def both_trackers(asked: SetupTraining) -> dict[str, Any]:
     """Peak bytes of two steps: `traced_bytes`, and `mem_tracker_bytes`."""
     return {"traced_bytes": _traced(asked), "mem_tracker_bytes": _mem_tracker(asked)}
 
 
-def _traced(asked: TraceRequest) -> int:
+def _traced(asked: SetupTraining) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hf_memkit.prediction.child.tracer import StorageTracer
@@ -36,7 +36,7 @@ def _traced(asked: TraceRequest) -> int:
     return most
 
 
-def _mem_tracker(asked: TraceRequest) -> int:
+def _mem_tracker(asked: SetupTraining) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -50,7 +50,7 @@ def _mem_tracker(asked: TraceRequest) -> int:
     return int(peak["Total"])
 
 
-def _build(asked: TraceRequest) -> tuple[Any, Any]:
+def _build(asked: SetupTraining) -> tuple[Any, Any]:
     import torch
     import transformers
 
@@ -60,7 +60,7 @@ def _build(asked: TraceRequest) -> tuple[Any, Any]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
 
 
-def _steps(asked: TraceRequest, model: Any, optimizer: Any, between: Callable[[], object] = lambda: None) -> None:
+def _steps(asked: SetupTraining, model: Any, optimizer: Any, between: Callable[[], object] = lambda: None) -> None:
     import torch
 
     size = asked.setup["arguments.per_device_train_batch_size"]

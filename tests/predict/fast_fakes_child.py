@@ -1,6 +1,6 @@
 """Traces one request twice, with and without remembered results, each in a process of its own.
 
-    python -m tests.predict.fast_fakes_child < requests.json      # a list; prints a list of [with, without, share]
+    python -m tests.predict.fast_fakes_child < requests.json    # [[training, device], …] → [[with, without, share], …]
 
 `share` is how many of the operations were answered from memory.
 """
@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 from hf_memkit.prediction.child import fast_fakes, serve
-from hf_memkit.prediction.child.training import trace_training
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.child.script import run_script
+from hf_memkit.prediction.setup_training import SetupTraining, as_script
+from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.user_script import UserScript
 
 
-def traced(content: dict[str, Any], place: Path, *, fast: bool) -> None:
+def traced(script: UserScript, device: Device, result: Path, share: IO[str], *, fast: bool) -> None:
     asked, hits = [0], [0]
     run = fast_fakes.FastFakes.run
 
@@ -34,8 +36,9 @@ def traced(content: dict[str, Any], place: Path, *, fast: bool) -> None:
         return result
 
     fast_fakes.FastFakes.run = counted  # type: ignore[method-assign]
-    trace = trace_training(TraceRequest.from_json(content)).to_json()
-    place.write_text(json.dumps({"trace": trace, "share": hits[0] / asked[0]}))
+    run_script(ScriptRequest(script, str(Path.cwd()), dict(os.environ), device=device), result)
+    share.write(str(hits[0] / asked[0]))
+    share.flush()
 
 
 def main() -> None:
@@ -46,16 +49,21 @@ def main() -> None:
     why = serve._load()
     assert why is None, why
     found = []
-    with TemporaryDirectory() as folder:
-        for content in asked:
-            pair = []
+    with tempfile.TemporaryDirectory() as folder:
+        for content, device in asked:
+            traces, shares = [], []
             for fast in (True, False):
-                place = Path(folder) / f"{fast}.json"
-                place.unlink(missing_ok=True)
-                ended = serve._forked(partial(traced, content, place, fast=fast), 300)
-                assert ended is None, ended
-                pair.append(json.loads(place.read_text()))
-            found.append([pair[0]["trace"], pair[1]["trace"], pair[0]["share"]])
+                result = Path(tempfile.mkdtemp(dir=folder)) / "result.json"  # a script's own files lie beside it
+                with (
+                    as_script(SetupTraining.from_json(content)) as script,
+                    result.with_name("share").open("w+") as share,
+                ):
+                    ended = serve._forked(partial(traced, script, device, result, share, fast=fast), 300)
+                    assert ended is None, ended
+                    traces.append(json.loads(result.read_text())["trace"])
+                    share.seek(0)
+                    shares.append(float(share.read()))
+            found.append([*traces, shares[0]])
     print(json.dumps(found), file=answers, flush=True)
 
 

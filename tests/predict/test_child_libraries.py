@@ -15,8 +15,8 @@ import pytest
 from hf_memkit import preset
 from hf_memkit.errors import TraceFailed
 from hf_memkit.models import ModelFacts, describe
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.activation_bytes import chunked_loss_bytes, full_loss_bytes
@@ -29,6 +29,7 @@ from hf_memkit.techniques.ledger import (
     step_temporary_bytes,
 )
 from hf_memkit.terms import CATEGORIES, Category, Phase
+from tests.predict import cases
 
 pytestmark = pytest.mark.tracing
 
@@ -68,7 +69,7 @@ def setup_of(folder: Path, names: str, *, batch: int = BATCH, **options: Any) ->
 
 
 def traced(worker: Worker, setup: Setup, **options: Any) -> Trace:
-    return worker.trace(TraceRequest(setup, LENGTH, evaluate=False, **options))
+    return cases.traced(worker, SetupTraining(setup, LENGTH), **options)
 
 
 def facts_of(folder: Path) -> ModelFacts:

@@ -62,5 +62,5 @@ def test_a_save_takes_no_memory_but_for_merged_experts(child: Child) -> None:
 
 def test_experts_one_by_one_are_refused(child: Child) -> None:
     """How many tokens an expert gets follows from the router's values."""
-    error = child.ask("mixtral", "experts one by one", "fake")["error"]
-    assert error.startswith("Unmodelled: ") and "nonzero" in error and "\n" not in error
+    answer = child.ask("mixtral", "experts one by one", "fake")
+    assert answer["kind"] == "Unmodelled" and "nonzero" in answer["error"] and "\n" not in answer["error"]

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from hf_memkit.prediction.trace_request import TraceRequest
-from tests.predict.architectures import ARCHITECTURES
-from tests.predict.architectures import request as of_architecture
-from tests.predict.cases import GPT2, LLAMA, request
+from hf_memkit.prediction.setup_training import SetupTraining
+from tests.predict.architectures import ARCHITECTURES, of_architecture
+from tests.predict.cases import GPT2, LLAMA, training
 
 pytestmark = pytest.mark.tracing
 
@@ -23,29 +22,31 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 _BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
 
 
-def _with(asked: TraceRequest, settings: Mapping[str, Any]) -> TraceRequest:
+def _with(asked: SetupTraining, settings: Mapping[str, Any]) -> SetupTraining:
     setup = asked.setup
     for key, value in settings.items():
         setup = setup.put(key, value, "a test's")
     return replace(asked, setup=setup)
 
 
-CASES: Final[Mapping[str, TraceRequest]] = {
+ON_CPU: Final = "on the CPU"
+
+CASES: Final[Mapping[str, SetupTraining]] = {
     "decoder, recomputed, 8-bit AdamW": _with(
-        request({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
+        training({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
         {"optimizer.class": "hf_memkit.components.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},
     ),
     # More parameters than a list may have that is looked through: fused steps and norms of all of them.
-    "decoder of many layers": request({**GPT2, "n_layer": 18}, bf16=True),
-    "decoder of many layers, foreach": request({**GPT2, "n_layer": 18}, optim="adamw_torch"),
-    "decoder, chunked loss": _with(request(LLAMA), {"model_parts.chunked_loss": {"chunk_tokens": 32}}),
-    "LoRA": of_architecture(_BY_NAME["llama"], "lora", "cuda"),
-    "encoder and decoder": of_architecture(_BY_NAME["t5"], "checkpointing", "cuda"),
-    "convolutions": of_architecture(_BY_NAME["convnext"], "bf16", "cuda"),
-    "autocast": of_architecture(_BY_NAME["bert"], "bf16", "cuda"),
-    "Adafactor": of_architecture(_BY_NAME["gemma2"], "accumulation", "cuda"),
-    "on the CPU": of_architecture(_BY_NAME["whisper"], "plain", "cpu"),
-    "AdamW of bitsandbytes": request(LLAMA, optim="adamw_bnb_8bit", fp16=True),
+    "decoder of many layers": training({**GPT2, "n_layer": 18}, bf16=True),
+    "decoder of many layers, foreach": training({**GPT2, "n_layer": 18}, optim="adamw_torch"),
+    "decoder, chunked loss": _with(training(LLAMA), {"model_parts.chunked_loss": {"chunk_tokens": 32}}),
+    "LoRA": of_architecture(_BY_NAME["llama"], "lora"),
+    "encoder and decoder": of_architecture(_BY_NAME["t5"], "checkpointing"),
+    "convolutions": of_architecture(_BY_NAME["convnext"], "bf16"),
+    "autocast": of_architecture(_BY_NAME["bert"], "bf16"),
+    "Adafactor": of_architecture(_BY_NAME["gemma2"], "accumulation"),
+    ON_CPU: of_architecture(_BY_NAME["whisper"], "plain"),
+    "AdamW of bitsandbytes": training(LLAMA, optim="adamw_bnb_8bit", fp16=True),
 }
 
 
@@ -57,7 +58,7 @@ def traces(request: pytest.FixtureRequest) -> dict[str, tuple[dict[str, Any], di
     wanted = [item.callspec.params["case"] for item in request.session.items if item.path == request.path]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.predict.fast_fakes_child"],
-        input=json.dumps([CASES[name].to_json() for name in wanted]),
+        input=json.dumps([(CASES[name].to_json(), "cpu" if name == ON_CPU else "cuda") for name in wanted]),
         capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -18,15 +18,16 @@ from transformers import (
 )
 
 from hf_memkit.prediction import Prediction, predict_trainer
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.worker import Worker
-from tests.predict.architectures import ARCHITECTURES, request
+from tests.predict.architectures import ARCHITECTURES, of_architecture
+from tests.predict.cases import traced
 
 _BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
 
 
-def asked(architecture: str, settings: dict[str, Any]) -> TraceRequest:
-    found = request(_BY_NAME[architecture], "plain", "cpu")
+def asked(architecture: str, settings: dict[str, Any]) -> SetupTraining:
+    found = of_architecture(_BY_NAME[architecture], "plain")
     setup = found.setup
     endless = {**setup["model.architecture"], "eos_token_id": None, "forced_eos_token_id": None}
     setup = setup.put("model.architecture", endless, "random weights end early")
@@ -38,7 +39,7 @@ def asked(architecture: str, settings: dict[str, Any]) -> TraceRequest:
         **settings,
     }.items():
         setup = setup.put(key, value, "a test's")
-    return replace(found, setup=setup, evaluate=True)
+    return replace(found, setup=setup)
 
 
 @pytest.mark.slow
@@ -47,7 +48,7 @@ def test_longer_answers_and_more_beams_need_more(worker: Worker, architecture: s
     peaks = []
     for length, beams in ((20, 1), (120, 1), (120, 4)):
         more = {"arguments.generation_max_length": length, "arguments.generation_num_beams": beams}
-        peaks.append(worker.trace(asked(architecture, more)).peaks_by_phase()["evaluate"])
+        peaks.append(traced(worker, asked(architecture, more), device="cpu").peaks_by_phase()["evaluate"])
     assert peaks == sorted(set(peaks))
 
 

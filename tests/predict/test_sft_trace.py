@@ -7,11 +7,12 @@ from itertools import product
 
 import pytest
 
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.techniques.activation_bytes import full_loss_bytes, sft_loss_bytes
 from tests.fewer import pairs
-from tests.predict.architectures import CHATTING, request
+from tests.predict.architectures import CHATTING, of_architecture
+from tests.predict.cases import traced
 from tests.predict.fake_and_real_child import BAR, Child, difference
 from tests.predict.test_child_libraries import most
 
@@ -35,11 +36,11 @@ def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None
 @pytest.mark.parametrize(("setting", "weight_bytes"), [("sft", 4), ("sft", 2), ("sft, lora", 4)])
 def test_the_head_on_a_gpu_makes_a_tile_of_logits(worker: Worker, setting: str, weight_bytes: int) -> None:
     words, length, batch = 40_000, 1024, 8
-    setup = request(CHATTING[0], setting, "cuda").setup
+    setup = of_architecture(CHATTING[0], setting).setup
     setup = setup.put("model.architecture", {**setup["model.architecture"], "vocab_size": words}, "wide")
     setup = setup.put("arguments.per_device_train_batch_size", batch, "large")
     setup = setup.put("model.dtype", {2: "bfloat16", 4: "float32"}[weight_bytes], "compared")
-    trace = worker.trace(TraceRequest(setup, length, evaluate=False, save=False))
+    trace = traced(worker, SetupTraining(setup, length))
     expected = sft_loss_bytes(
         batch * length, words, 64, weight_bytes=weight_bytes, compute_bytes=weight_bytes,
         head_is_trained=setting == "sft",
@@ -55,8 +56,8 @@ def test_packed_sequences_have_a_mask_of_their_own(worker: Worker) -> None:
     """Without flash attention it is made for the whole row: tokens × tokens, a byte each."""
     peaks = []
     for packing in (False, True):
-        setup = request(CHATTING[0], "sft, bf16", "cuda").setup
+        setup = of_architecture(CHATTING[0], "sft, bf16").setup
         setup = setup.put("arguments.packing", packing, "compared")
         setup = setup.put("arguments.per_device_train_batch_size", 1, "a row of one is not padded")
-        peaks.append(worker.trace(TraceRequest(setup, 2048, evaluate=False, save=False)).peak().size_bytes)
+        peaks.append(traced(worker, SetupTraining(setup, 2048)).peak().size_bytes)
     assert 2048**2 < peaks[1] - peaks[0] < 8 * 2048**2, peaks

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.split_states import bucket_bytes, one_rank, without_engine
-from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup import Setup
 from hf_memkit.zero import ops
 from hf_memkit.zero.ledger import zero_ledger
 from tests.conftest import ROOT
 from tests.operators import EVERY_OPERATOR
-from tests.predict.cases import facts
+from tests.predict.cases import facts, traced
 from tests.predict.fake_and_real import _changes, peaks
 from tests.predict.split_cases import LENGTH, MODEL, ONE, TWO
 
@@ -80,7 +80,7 @@ def _most(ranks: list[Live]) -> Live:
 @pytest.mark.parametrize(("processes", "name"), CASES, ids=[f"{name}-{count}" for count, name in CASES])
 def test_peaks_are_those_of_the_live_engine(live: dict[int, Live], processes: int, name: str) -> None:
     setup = ONE[name]
-    trace = shared_worker().trace(TraceRequest(without_engine(setup), LENGTH, device="cpu", evaluate=False))
+    trace = traced(shared_worker(), SetupTraining(without_engine(setup), LENGTH), device="cpu")
     config = setup["deepspeed.config"]
     accumulates = setup["arguments.gradient_accumulation_steps"] > 1
     ledger = zero_ledger(config, facts(MODEL), gpus=processes, accumulation=accumulates)

@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.work import Operation, Work
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
+from tests.predict.cases import traced, without_saving
 
 WORDS, WIDTH, LENGTH, BATCH, LAYERS = 4096, 64, 32, 4, 2
 
@@ -29,7 +30,7 @@ def work(worker: Worker, **settings: object) -> Work:
         **settings,
     }.items():  # fmt: skip
         setup = setup.put(key, value, "compared")
-    trace = worker.trace(TraceRequest(setup, LENGTH, device="cpu", evaluate=False, save=False, work=True))
+    trace = traced(worker, SetupTraining(without_saving(setup), LENGTH), device="cpu", work=True)
     assert trace.work is not None
     return trace.work
 

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +15,13 @@ import pytest
 from hf_memkit.models import describe
 from hf_memkit.prediction.child import libraries
 from hf_memkit.prediction.child.work_recorder import NOT_TOLD
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.prediction.work import Work
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
-from tests.predict.architectures import ARCHITECTURES, MIXTURES, request
+from tests.predict.architectures import ARCHITECTURES, MIXTURES, of_architecture
+from tests.predict.cases import traced, without_saving
 from tests.predict.test_child_libraries import LENGTH, models, setup_of  # noqa: F401 - a fixture
 
 CHILD: Final = Path(__file__).resolve().parents[2] / "hf_memkit" / "prediction" / "child"
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.tracing
 
 
 def recorded(worker: Worker, setup: Setup, **options: object) -> Work:
-    request = TraceRequest(setup, LENGTH, evaluate=False, save=False, work=True)
-    found = worker.trace(replace(request, **options)).work  # type: ignore[arg-type]
+    found = traced(worker, SetupTraining(without_saving(setup), LENGTH), work=True, **options).work
     assert found is not None
     return found
 
@@ -65,7 +64,9 @@ def test_fake_steps_compute_what_real_ones_do(worker: Worker, models: dict[str, 
 def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker) -> None:
     """Defect: an encoder, a convolution or experts whose products have no FLOPs, or others than on a CPU."""
     found = next(each for each in (*ARCHITECTURES, *MIXTURES) if each.name == name)
-    fake, real = (worker.trace(replace(request(found, "plain", each), work=True)).work for each in ("cpu", "real cpu"))
+    fake, real = (
+        traced(worker, of_architecture(found, "plain"), device=each, work=True).work for each in ("cpu", "real cpu")
+    )
     assert fake is not None and real is not None
     assert [flops(fake, span) for span in fake.steps()] == [flops(real, span) for span in real.steps()]
     assert flops(fake, fake.steps()[-1])["matmul"] > 0
@@ -74,7 +75,7 @@ def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker)
 
 def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: marks that are told for storages alone."""
-    trace = worker.trace(TraceRequest(setup_of(models["llama"], "checkpointed"), LENGTH, work=True))
+    trace = traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH), work=True)
     assert trace.work is not None
     assert [phase for _, phase in trace.work.marks] == [phase for _, phase in trace.marks]
     again = Trace.from_json(trace.to_json())
@@ -83,7 +84,7 @@ def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Pa
 
 def test_nothing_is_recorded_unless_it_is_asked_for(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: every prediction pays for it."""
-    assert worker.trace(TraceRequest(setup_of(models["llama"], "checkpointed"), LENGTH)).work is None
+    assert traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH)).work is None
 
 
 def test_the_four_bit_product_dequantises_and_multiplies(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
@@ -159,7 +160,7 @@ def test_trls_head_has_rows(worker: Worker) -> None:
     """Defect: the kernels of TRL's fused head, which are replaced with nothing, cost nothing."""
     pytest.importorskip("trl")
     found = next(each for each in ARCHITECTURES if each.name == "llama")
-    work = worker.trace(replace(request(found, "sft", "cuda"), work=True)).work
+    work = traced(worker, of_architecture(found, "sft"), work=True).work
     assert work is not None
     rows = {each.name: each.moved_bytes for each in work.operations if each.name.startswith("triton.")}
     assert rows.keys() == {"triton._forward_kernel", "triton._backward_kernel"} and all(rows.values())

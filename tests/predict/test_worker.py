@@ -15,7 +15,7 @@ from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.user_script import UserScript
-from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, request
+from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, traced, training
 
 pytestmark = pytest.mark.tracing
 
@@ -28,7 +28,7 @@ def bytes_of(trace: Trace, category: str) -> int:
 
 @pytest.mark.slow
 def test_states_come_out_to_the_byte(worker: Worker) -> None:
-    trace = worker.trace(request())
+    trace = traced(worker, training())
     assert worker.without_shim is None, "the shim works here"
     sizes = facts(GPT2).sizes
     assert bytes_of(trace, "weights") == 4 * sum(sizes)
@@ -41,9 +41,9 @@ def test_states_come_out_to_the_byte(worker: Worker) -> None:
 
 @pytest.mark.slow
 def test_phases_and_places(worker: Worker) -> None:
-    trace = worker.trace(request(eval_strategy="steps"))
+    trace = traced(worker, training(eval_strategy="steps"))
     assert list(trace.peaks_by_phase()) == ["load", "data", "forward", "backward", "optimizer", "evaluate", "save"]
-    without = worker.trace(replace(request(), evaluate=False))
+    without = traced(worker, training())
     assert "evaluate" not in without.peaks_by_phase()
     peak = without.peak()
     assert peak.phase == "backward" and "log_softmax" in peak.operation
@@ -55,12 +55,12 @@ def test_phases_and_places(worker: Worker) -> None:
 
 @pytest.mark.slow
 def test_the_same_case_gives_the_same_trace(worker: Worker) -> None:
-    assert worker.trace(request(bf16=True)) == worker.trace(request(bf16=True))
+    assert traced(worker, training(bf16=True)) == traced(worker, training(bf16=True))
 
 
 def test_an_activation_s_backward_is_one_kernel(worker: Worker) -> None:
     """A GPU's kernel makes the gradient alone; torch without CUDA would take it apart, with five temporaries."""
-    trace = worker.trace(request(LLAMA))
+    trace = traced(worker, training(LLAMA))
     (backward,) = (number for number, name in enumerate(trace.operations) if name.startswith("aten.silu_backward"))
     assert trace.operation_of.count(backward) == 2 * LLAMA["num_hidden_layers"]
     assert not any(name.startswith("aten.sigmoid") for name in trace.operations)
@@ -69,22 +69,22 @@ def test_an_activation_s_backward_is_one_kernel(worker: Worker) -> None:
 @pytest.mark.slow
 def test_recomputation_and_accumulation(worker: Worker) -> None:
     few_words = {**GPT2, "vocab_size": 50, "n_layer": 6}
-    plain = worker.trace(request(few_words, bf16=True)).peak()
-    checkpointed = worker.trace(request(few_words, bf16=True, activation_checkpointing=True)).peak()
+    plain = traced(worker, training(few_words, bf16=True)).peak()
+    checkpointed = traced(worker, training(few_words, bf16=True, activation_checkpointing=True)).peak()
     assert 0 < checkpointed.categories["activations"] < plain.categories["activations"] / 2
-    accumulated = worker.trace(request(few_words, bf16=True, gradient_accumulation_steps=8)).peak()
+    accumulated = traced(worker, training(few_words, bf16=True, gradient_accumulation_steps=8)).peak()
     assert accumulated.categories["gradients"] >= 4 * sum(facts(few_words).sizes) > plain.categories["gradients"]
 
 
 def test_a_case_that_fails_says_why_and_leaves_the_worker(worker: Worker) -> None:
-    setup = request().setup.put("model.class", "NoSuchModel", "a test's")
+    setup = training().setup.put("model.class", "NoSuchModel", "a test's")
     with pytest.raises(TraceFailed, match="no model class 'NoSuchModel'") as caught:
-        worker.trace(replace(request(), setup=setup))
+        traced(worker, replace(training(), setup=setup))
     assert caught.value.refused and caught.value.kind == "InputError"
     with pytest.raises(TraceFailed, match=r"n_head|divisible") as other:
-        worker.trace(request({**GPT2, "n_head": 7}))
+        traced(worker, training({**GPT2, "n_head": 7}))
     assert not other.value.refused and "Traceback" in other.value.details
-    assert worker.trace(request()).events
+    assert traced(worker, training()).events
 
 
 @pytest.mark.slow
@@ -104,10 +104,10 @@ def test_a_process_that_is_killed(worker: Worker) -> None:
     killer = threading.Thread(target=kill_the_case)
     killer.start()
     with pytest.raises(TraceFailed, match="SIGKILL") as caught:
-        worker.trace(request())
+        traced(worker, training())
     killer.join()
     assert caught.value.kind == "SIGKILL"
-    assert worker.trace(request()).events and worker._process.pid == serving.pid, "only the case died"
+    assert traced(worker, training()).events and worker._process.pid == serving.pid, "only the case died"
 
     def kill_the_worker() -> None:
         while not serving.children():
@@ -116,13 +116,13 @@ def test_a_process_that_is_killed(worker: Worker) -> None:
 
     threading.Thread(target=kill_the_worker, daemon=True).start()
     with pytest.raises(TraceFailed, match=r"was ended by SIGKILL$"):
-        worker.trace(request())
-    assert worker.trace(request()).events, "another one takes its place"
+        traced(worker, training())
+    assert traced(worker, training()).events, "another one takes its place"
     assert worker._process is not None
     serving = psutil.Process(worker._process.pid)
     serving.kill()
     serving.wait()
-    assert worker.trace(request()).events, "another worker takes its place"
+    assert traced(worker, training()).events, "another worker takes its place"
 
 
 DIES_WRITING = """
@@ -142,17 +142,11 @@ def test_what_a_process_wrote_before_it_died_is_no_result(monkeypatch: pytest.Mo
     worker = Worker()
     try:
         with pytest.raises(TraceFailed, match="SIGKILL") as caught:
-            worker.trace(request())
+            traced(worker, training())
         assert caught.value.kind == "SIGKILL"
         assert worker.run(ScriptRequest(UserScript("train.py"), ".", {})) == (None, "SIGKILL")
     finally:
         worker.close()
-
-
-def test_a_case_that_takes_too_long(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_limit_s", 0.05)
-    with pytest.raises(TraceFailed, match=r"no answer within 0\.05 s"):
-        worker.trace(request())
 
 
 @pytest.mark.slow
@@ -162,7 +156,7 @@ def test_threads_that_ask_at_once_each_get_their_own() -> None:
 
     def ask(length: int) -> None:
         worker.wait()
-        found[length] = worker.trace(replace(request(), sequence_length=length))
+        found[length] = traced(worker, replace(training(), sequence_length=length))
 
     threads = [threading.Thread(target=ask, args=(length,), daemon=True) for length in lengths]
     for thread in threads:

@@ -26,8 +26,8 @@ from hf_memkit import predict_recipe
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.hardware import Machine
-from hf_memkit.prediction.child.training import rows_for
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.child.setup_trainer import rows_for
+from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.recipe.by_data import ByData, _chosen, _with, judge_of
 from hf_memkit.recipe.choose import predicted, resolve
 from hf_memkit.recipe.launch import Place
@@ -260,7 +260,7 @@ def test_targets_have_a_length_of_their_own() -> None:
     asked = resolve(recipe, machine_here(Request()), Request(sequence_length=64), use_hub=False)
     assert asked["data.target_length"] == 64
     setup = _with(asked, {"input_ids": torch.empty(2, 16), "labels": torch.empty(2, 24)})
-    row = rows_for(TraceRequest(setup, setup.sequence_length), setup, model)(2, 2)[0]
+    row = rows_for(SetupTraining(setup, setup.sequence_length), setup, model)(2, 2)[0]
     assert (len(row["input_ids"]), len(row["labels"])) == (16, 24)
 
 

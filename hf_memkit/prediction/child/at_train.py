@@ -46,7 +46,6 @@ from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
 from hf_memkit.prediction.child.tracer import StorageTracer
-from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
 from hf_memkit.prediction.child.trl_trainers import (
     about_vllm,
     answers_are_made_up,
@@ -55,7 +54,32 @@ from hf_memkit.prediction.child.trl_trainers import (
 )
 from hf_memkit.prediction.child.users_code import line_that_asks
 
-__all__ = ["traced_training"]
+__all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "traced_training"]
+
+STEPS: Final = 2
+"""Optimizer states exist from the end of the first step on: the second step has them all along."""
+
+MICRO_BATCHES: Final = 2
+"""From the second micro-batch on gradients are there during forward; a third one is like the second."""
+
+SHORT_AND_QUIET: Final[dict[str, Any]] = {
+    "max_steps": STEPS,
+    "save_steps": STEPS,
+    "report_to": [],
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_strategy": "no",
+    "load_best_model_at_end": False,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
+    "dataloader_prefetch_factor": None,
+    "auto_find_batch_size": False,
+    "push_to_hub": False,
+    "resume_from_checkpoint": None,
+}
+"""Fields of TrainingArguments that every traced training has: it is short, and leaves nothing behind."""
 
 _FLASH: Final = "flash_attention_2"
 

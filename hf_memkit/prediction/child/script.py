@@ -24,6 +24,7 @@ import torch
 import transformers
 from transformers import Trainer
 
+from hf_memkit.components import packed_batches
 from hf_memkit.errors import MemkitError, Unmodelled
 from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
@@ -310,6 +311,11 @@ def _setup_of(trainer: Any) -> Setup:
     """What the rules of libraries ask of a setup: the optimizer, Liger, packing, attention."""
     arguments, why = trainer.args, "the script's"
     setup = Setup(preset="script").put("arguments.optim", str(getattr(arguments.optim, "value", arguments.optim)), why)
+    if trainer.optimizer_cls_and_kwargs is not None:
+        kind = trainer.optimizer_cls_and_kwargs[0]
+        setup = setup.put("optimizer.class", f"{kind.__module__}:{kind.__qualname__}", why)
+    if type(trainer.data_collator).__module__ == packed_batches.__name__:
+        setup = setup.put("trainer_parts.packed_batches", {}, why)
     for name in ("use_liger_kernel", "packing"):
         if getattr(arguments, name, False):
             setup = setup.put(f"arguments.{name}", True, why)

@@ -1,9 +1,8 @@
 """The child process: loads the libraries once, then forks a process for each case.
 
-A line of JSON comes in, `{"request": …, "result": PATH, "limit_s": …}`, or for a user's script `{"script": …,
-"result": PATH, "output": NUMBER | null}`; a line goes out when the case is over, `{"status": "done" | "died", "why":
-…}`. What the case came to stands in the file at PATH. A case may change its process as it likes, and die in it: the
-next one starts from the same loaded libraries.
+A line of JSON comes in, `{"script": …, "result": PATH, "output": NUMBER | null}`; a line goes out when the case is
+over, `{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. A case may change its
+process as it likes, and die in it: the next one starts from the same loaded libraries.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
 with all that it started; so is what a script leaves when its case is over.
@@ -34,6 +33,9 @@ from hf_memkit.ended_with_parent import end_with
 from hf_memkit.prediction.child.quick_imports import load_again
 
 __all__ = ["serve"]
+
+_MODULES: Final = "modules.json"
+"""Beside the result: what the case imported, which is imported here for the cases after it."""
 
 _TAKES_ORPHANS: Final = 36  # linux/prctl.h: PR_SET_CHILD_SUBREAPER
 
@@ -97,7 +99,7 @@ def _load() -> str | None:
         import accelerate.utils.other
         import transformers.trainer
 
-        import hf_memkit.prediction.child.training  # noqa: F401 - each case would import it again
+        import hf_memkit.prediction.child.script  # noqa: F401 - each case would import it again
         from hf_memkit.prediction.child.fast_fakes import quick_dispatch
         from hf_memkit.prediction.child.tracer import StorageTracer
     quick_dispatch(StorageTracer)
@@ -116,46 +118,20 @@ def _tried() -> str | None:
 
 
 def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list[str]]:
-    """How the case ended, and the modules that it imported."""
+    """How the case ended, and the modules that it imported, if the script was memkit's own."""
+    from hf_memkit.prediction.child.trainers_folder import MADE, remove_made
+
     result = Path(job["result"])
-    modules = result.with_name("modules.json")
-    if "script" in job:
-        from hf_memkit.prediction.child.trainers_folder import MADE, remove_made
+    modules = result.with_name(_MODULES)
 
-        def over() -> None:
-            _end_what_is_left()
-            remove_made(result.with_name(MADE))
+    def over() -> None:
+        _end_what_is_left()
+        remove_made(result.with_name(MADE))
 
-        why = _forked(lambda: _script(job, result, answers), None, over)
-        over()
-    else:
-        why = _forked(lambda: _case(job["request"], result, modules), float(job["limit_s"]))
+    why = _forked(lambda: _script(job, result, answers), None, over)
+    over()
     imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
     return {"status": "done" if why is None else "died", "why": why}, imported
-
-
-def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
-    """Traces one training and writes what came of it: a trace, or the error; and which modules it imported."""
-    from hf_memkit.errors import MemkitError
-    from hf_memkit.prediction.child.training import trace_training
-    from hf_memkit.prediction.trace_request import TraceRequest
-
-    before = set(sys.modules)
-    try:
-        started = time.monotonic()
-        trace = trace_training(TraceRequest.from_json(request))
-        content = {"trace": trace.to_json(), "seconds": time.monotonic() - started}
-    except Exception as error:
-        content = {
-            "error": {
-                "type": type(error).__name__,
-                "message": str(error),
-                "ours": isinstance(error, MemkitError),
-                "traceback": traceback.format_exc()[-4000:],
-            }
-        }
-    result.write_text(json.dumps(content))
-    modules.write_text(json.dumps([name for name in sys.modules if name not in before]))
 
 
 def _script(job: dict[str, Any], result: Path, answers: int) -> None:
@@ -170,9 +146,14 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
     faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
     try:
         from hf_memkit.prediction.child.script import run_script
-        from hf_memkit.prediction.trace_request import ScriptRequest
+        from hf_memkit.prediction.trace_request import SETUP, ScriptRequest
 
-        run_script(ScriptRequest.from_json(job["script"]), result)
+        before = set(sys.modules)
+        request = ScriptRequest.from_json(job["script"])
+        run_script(request, result)
+        if request.script.target == SETUP:
+            imported = [name for name in sys.modules if name not in before]
+            result.with_name(_MODULES).write_text(json.dumps(imported))
     except Exception as error:
         about = {"type": type(error).__name__, "message": str(error), "place": "", "text": traceback.format_exc()}
         result.write_text(json.dumps({"script_error": about}))
