@@ -93,7 +93,7 @@ def trained(setup: Setup, length: int, steps: int) -> dict[str, Any]:
                 "logging_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False,
             },
         )  # fmt: skip
-        model = build_model(setup, lambda _: None)
+        model = build_model(setup, lambda _: None, random_weights=True)
         install_model_parts(model, setup)
         rows = arguments.train_batch_size * arguments.gradient_accumulation_steps * (steps + 2)
         draws = torch.Generator().manual_seed(1)

@@ -94,14 +94,14 @@ def build_model(setup: Any) -> Any:
     from hf_memkit import train
 
     if "model.quantization" in setup:
-        return train.build_model(setup, print)
+        return train.build_model(setup, print, random_weights=True)
     with no_init_weights():
         if "model.class" in setup:
             values = dict(setup["model.architecture"])
             config = AutoConfig.for_model(values.pop("model_type"), **values)
             model = getattr(transformers, setup["model.class"])(config)
         else:
-            model = train.build_model(setup, print)
+            model = train.build_model(setup, print, random_weights=True)
     fill(model)
     return model
 

@@ -20,7 +20,7 @@ import yaml
 
 from hf_memkit import compat
 from hf_memkit.errors import did_you_mean
-from hf_memkit.former_arguments import EXAMPLES, ever_fields
+from hf_memkit.former_arguments import EXAMPLES, SHARED, ever_fields
 
 __all__ = ["checked", "convert", "misspelt", "unknown"]
 
@@ -33,7 +33,8 @@ def misspelt(name: str) -> tuple[str, ...]:
     Several, if it lacks the word that distinguishes them.
 
     A name with a word more than the field's, without its first word, or with another word in the place of one is a
-    name of its own. TRL's fields of one word (`beta`, `dtype`) are too like other words.
+    script's own name; so is one that lacks a word of TRL's field (`use_nested_quant`). Of TRL's fields those of one
+    word (`dtype`), those of experimental configs and those that other scripts have too are too like scripts' names.
 
     >>> misspelt("per_device_train_batchsize"), misspelt("ref_model_name_or_path"), misspelt("block_size")
     (('per_device_train_batch_size',), (), ())
@@ -42,14 +43,16 @@ def misspelt(name: str) -> tuple[str, ...]:
     """
     if not unknown(name) or name in ever_fields("trl"):
         return ()
-    ours = compat.argument_types()
-    fields = [*ours, *sorted(field for field in compat.fields() if "_" in field and field not in ours)]
+    ours, others = compat.argument_types(), compat.fields(stable=True) - SHARED
+    fields = [*ours, *sorted(field for field in others if "_" in field and field not in ours)]
     close = difflib.get_close_matches(name, fields, cutoff=_NEAR)
     nearest = next((field for field in close if not _other_words(name, field)), None)
     if nearest is None:
         return ()
     if not _lacks_words(name, nearest):
         return (nearest,)
+    if nearest not in ever_fields("transformers"):
+        return ()
     length = len(nearest.split("_"))
     return tuple(each for each in fields if _lacks_words(name, each) and len(each.split("_")) == length)
 

@@ -149,10 +149,11 @@ def _imported_types() -> Mapping[str, Any]:
 
 
 @cache
-def fields() -> frozenset[str]:
+def fields(*, stable: bool = False) -> frozenset[str]:
     """Every name, also those of before, of a field of TrainingArguments, of Seq2SeqTrainingArguments, and of the
-    configs of TRL, where it is installed."""
-    return frozenset({*argument_types(), *_CURRENT, *GENERATION_FIELDS}.union(*trl_classes().values()))
+    configs of TRL, where it is installed; `stable`: only of those in `stable_trl_classes`."""
+    of_trl = [names for owner, names in trl_classes().items() if not stable or owner in stable_trl_classes()]
+    return frozenset({*argument_types(), *_CURRENT, *GENERATION_FIELDS}.union(*of_trl))
 
 
 _STABLE: Final = "trainer/*_config.py"

@@ -17,7 +17,7 @@ import yaml
 
 from hf_memkit import compat
 
-__all__ = ["EXAMPLES", "Former", "ever_fields", "former_arguments", "trl_in_use"]
+__all__ = ["EXAMPLES", "SHARED", "Former", "ever_fields", "former_arguments", "trl_in_use"]
 
 _DELETE: Final = "delete the key"
 
@@ -241,25 +241,44 @@ _ONLY_TRL: Final = frozenset(
 )  # fmt: skip
 """Fields of those that other scripts hardly have (trl 1.16.0: trainer/model_config.py, scripts/utils.py)."""
 
+SHARED: Final = frozenset(
+    {
+        "alpha", "base_model", "beta", "beta1", "beta2", "cliprange", "cliprange_value", "dataset_batch_size", "delta",
+        "disable_dropout", "entropy_coef", "eos_token", "epsilon", "exp_name", "gamma", "generation_kwargs",
+        "gpu_memory_utilization", "is_encoder_decoder", "judge", "kl_coef", "label_smoothing", "lam",
+        "loss_type", "loss_weights", "max_completion_length", "max_new_tokens", "max_prompt_length", "min_p",
+        "model_init_kwargs", "num_iterations", "num_mini_batches", "num_ppo_epochs", "pad_to_multiple_of",
+        "padding_value", "repetition_penalty", "request_timeout", "response_length", "reward_model_path",
+        "sanity_check", "shuffle_dataset", "stop_token", "stop_token_id", "temperature", "token_budget", "tools",
+        "top_k", "top_p", "total_episodes", "truncation_mode", "use_liger", "vf_coef", "whiten_rewards",
+    }
+)  # fmt: skip
+"""Fields of TRL's trainers, in one version or another, whose names other scripts have too."""
+
 
 def trl_in_use(names: Set[str]) -> list[str]:
     """The installed classes of TRL that a file with these names is for; none if nothing shows that it is for TRL.
 
-    Of the trainers' configs those that have most of the names which only TRL has, in one version or another; of these
+    Names that other scripts have too show nothing, but for `beta` with `loss_type`. Of the trainers' configs those
+    that have most of the other names, in one version or another; of these those that have most of all names, then
     those that have most of them now, and stable ones before experimental ones.
     """
-    installed = [name for name in _history()["trl"]["classes"] if name in compat.trl_classes()]
+    now = compat.trl_classes()
+    installed = [name for name in _history()["trl"]["classes"] if name in now]
     beside = [name for name in installed if name in _BESIDE]
     trainers = [name for name in installed if name not in _BESIDE]
     common = ever_fields("transformers") | EXAMPLES | {name for each in beside for name in _ever("trl", each)}
     own = names - common
-    counts = {each: (len(own & _ever("trl", each)), len(own & compat.trl_classes()[each])) for each in trainers}
-    most = max(counts.values(), default=(0, 0))
-    if not most[0] and not names & _ONLY_TRL:
+    counts = {
+        each: (len(own & _ever("trl", each) - SHARED), len(own & _ever("trl", each)), len(own & now[each]))
+        for each in trainers
+    }
+    most = max(counts.values(), default=(0, 0, 0))
+    if not most[0] and not names & _ONLY_TRL and not {"beta", "loss_type"} <= names:
         return []
     used = [each for each in trainers if counts[each] == most]
     used = [each for each in used if each in compat.stable_trl_classes()] or used
-    return [*used, *(each for each in beside if names & compat.trl_classes()[each] - EXAMPLES)]
+    return [*used, *(each for each in beside if names & now[each] - EXAMPLES)]
 
 
 @cache

@@ -35,7 +35,11 @@ LLAMA_FACTORY: Final = "a config of LLaMA-Factory, which reads it with the libra
 
 _SHELL: Final = frozenset({".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".pbs"})
 _LAUNCH: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+ )*(?:torchrun|deepspeed|accelerate launch|srun|python3?|trl) ", re.M)
-_NAMED: Final = re.compile(r"[\w./~-]+\.(?:json|ya?ml)\b")
+_NAMED: Final = re.compile(
+    r"(?:\s--(?:deepspeed|deepspeed_config|deepspeed_config_file|config_file|config)[\s=\\]+|\.py[ \t]+)"
+    r"[\"']?([\w./~-]+\.(?:json|ya?ml))\b"
+)
+"""A config in a command: after its option, or directly after the script, as HfArgumentParser takes it."""
 
 _MODEL: Final = "To check for this model, give its folder: memkit check args.yaml --model FOLDER"
 _ARGUMENTS: Final = "Give a DeepSpeed JSON, or a YAML or JSON file of TrainingArguments"
@@ -198,7 +202,8 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
     if not names or any(name in known or misspelt(name) for name in names):
         return None
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return Other(f"nothing to check: no key is one of TrainingArguments, TRL or DeepSpeed ({shown})", instead)
+    what = f"nothing to check: no key is one of TrainingArguments or TRL, and this is no DeepSpeed JSON ({shown})"
+    return Other(what, instead)
 
 
 def _of_trainer(content: Mapping[Any, Any]) -> set[str]:

@@ -7,15 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 
+from hf_memkit.argument_values import misspelt, unknown
 from hf_memkit.checks.deepspeed_keys import SECTIONS
 from hf_memkit.checks.other_files import Other, other_script, other_tool
-from hf_memkit.compat import current_name
+from hf_memkit.compat import current_name, fields
 from hf_memkit.errors import InputError
 from hf_memkit.user_files import parsed, user_path
 
@@ -23,9 +25,10 @@ __all__ = ["File", "Kind", "key_lines", "parse_json", "read"]
 
 Kind = Literal["deepspeed", "arguments", "recipe", "other"]
 
-_DEEPSPEED = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
-_DEEPSPEED_SECTIONS = ("bf16", "fp16", "optimizer", "aio", "activation_checkpointing")
-"""Sections of a DeepSpeed config; some are also fields of TrainingArguments, which hold no section."""
+_KNOWN: Final = SECTIONS[""].keys or {}
+"""Keys at the top of a DeepSpeed config."""
+_DEEPSPEED: Final = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu"})
+"""Those that nothing else has."""
 _RECIPE = frozenset({"variants", "sequences_per_step"})
 
 _COMMENT = re.compile(r"^\s*(?://|/\*|#)|[{\[,:]\s*(?://|/\*|#)|[\"\w\]}]\s*,?\s+(?://|#)", re.M)
@@ -173,19 +176,36 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 
 def _kind(content: Mapping[str, Any]) -> Kind:
-    keys = content.keys()
-    if keys & _RECIPE:
+    """The kind of most keys. A name that DeepSpeed and TrainingArguments both have counts only if its value decides:
+    `bf16: {enabled: true}` is DeepSpeed's, `bf16: true` an argument where no key is surely DeepSpeed's."""
+    if content.keys() & _RECIPE:
         return "recipe"
-    sections = any(_of_deepspeed(name, content.get(name)) for name in _DEEPSPEED_SECTIONS)
-    known = SECTIONS[""].keys or {}
-    # A script's own YAML may have such a section too, among others.
-    if keys & _DEEPSPEED or (sections and 2 * len(keys & known.keys()) >= len(keys)):
-        return "deepspeed"
-    return "arguments"
+    keys = {name: key for name in content if (key := _deepspeed_key(str(name)))}
+    theirs = {name for name, key in keys.items() if _of_deepspeed(key, content[name])}
+    coined = any(keys[name] in _DEEPSPEED for name in theirs)
+    surely = coined or any(name in fields() for name in theirs)
+    either = {name for name in keys if name in fields() and (surely or _KNOWN[name].kind != "section")}
+    others = content.keys() - theirs - either
+    if coined:  # what is no argument is a slip in a DeepSpeed config
+        others = {name for name in others if not unknown(str(name)) or misspelt(str(name))}
+    return "deepspeed" if len(theirs) + surely > len(others) else "arguments"
 
 
-def _of_deepspeed(name: str, value: Any) -> bool:
-    """Whether the value is DeepSpeed's section of that name. Scripts have a section `optimizer` with the optimizer's
+def _deepspeed_key(name: str) -> str:
+    """The key at the top of a DeepSpeed config that `name` is, or nearly is while it is no argument; else empty."""
+    if name in _KNOWN or not unknown(name) or misspelt(name):
+        return name if name in _KNOWN else ""
+    return next(iter(get_close_matches(name, _KNOWN, n=1, cutoff=0.85)), "")
+
+
+def _of_deepspeed(key: str, value: Any) -> bool:
+    """Whether the value is what DeepSpeed has there. Scripts have a section `optimizer` with the optimizer's
     parameters in it; DeepSpeed has them in `params`."""
-    known = SECTIONS[name].keys or {}
-    return isinstance(value, Mapping) and (name != "optimizer" or value.keys() <= known.keys())
+    if key in _DEEPSPEED:
+        return True
+    if key in fields():
+        return isinstance(value, Mapping)
+    if isinstance(value, Mapping):
+        inner = SECTIONS[key].keys if key in SECTIONS else None
+        return _KNOWN[key].kind == "section" and value.keys() <= (inner or {}).keys()
+    return value == "auto" or _KNOWN[key].type_error(value) is None

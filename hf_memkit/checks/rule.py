@@ -33,6 +33,7 @@ class Problem:
         value: the key's value; None if the key is missing.
         why: what the library does with it; a clause without a full stop.
         fix: what to write instead; an imperative without a full stop.
+        null: the key is in the file, and its value is null.
     """
 
     rule: str
@@ -42,6 +43,7 @@ class Problem:
     value: Any
     why: str
     fix: str
+    null: bool = False
 
     @property
     def refuses(self) -> bool:
@@ -49,11 +51,16 @@ class Problem:
         return self.severity != "hint"
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "null"}
+
+    @property
+    def missing(self) -> bool:
+        """Whether the key is not in the file."""
+        return self.value is None and not self.null
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.key}" if self.file else self.key
-        shown = " is missing" if self.value is None else f" = {self.value!r}"
+        shown = " is missing" if self.missing else f" = {'null' if self.null else repr(self.value)}"
         shown = shown if self.key else "not checked"
         end = "" if self.fix.endswith("?") else "."
         return f"{place}{shown}: {self.why}. Fix: {self.fix}{end}"
@@ -109,6 +116,7 @@ class Rule:
                 value=subject.stands_at(found.key, found.argument) if found.value is ABSENT else found.value,
                 why=found.why or self.why,
                 fix=found.fix or self.fix,
+                null=found.value in (None, ABSENT) and subject.is_null(found.key, found.argument),
             )
             for found in self.find(subject)
         ]

@@ -159,6 +159,10 @@ class Subject:
             return self.argument(key)
         return self.at(key) if self.has(key) else self.setting(key)
 
+    def is_null(self, key: str, argument: bool) -> bool:
+        """Whether the argument `key`, or that key of the config, has the value null."""
+        return (self.arguments or {}).get(key, ABSENT) is None if argument else self.at(key) is None
+
     def has_setting(self, key: str) -> bool:
         """Whether the setup sets `key`, or, if `key` is a section, anything in it."""
         return key in self.settings or any(name.startswith(f"{key}.") for name in self.settings)

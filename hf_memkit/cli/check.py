@@ -229,7 +229,7 @@ def _print(problems: list[Problem], files: list[str]) -> None:
     console.print(f"{', '.join(counts)} in {names}")
     for severity, group in groups.items():
         for problem in group:
-            shown = "is missing" if problem.value is None else f"= {json.dumps(problem.value, default=str)}"
+            shown = "is missing" if problem.missing else f"= {json.dumps(problem.value, default=str)}"
             shown = shown if len(shown) <= 62 else f"{shown[:59]}…"
             place = f"{problem.file}: " if problem.file else ""
             key = f"[bold]{escape(problem.key)}[/bold] {escape(shown)}" if problem.key else "not checked"

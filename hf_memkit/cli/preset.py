@@ -149,6 +149,7 @@ def copy(
     )  # fmt: skip
     target = _target(name, destination, script)
     setup = _resolved(request, settings, args, script)
+    _refuse_former(setup)
     shown = _file_of(setup, script, "DEEPSPEED.json")
     _refuse_without_use(shown, name, script)
     if target is None:
@@ -183,6 +184,10 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
     if names and not (request.model or request.arguments.get("model_name_or_path")):
         raise without  # before torch is imported
     setup, _ = resolve(request, whole=False)
+    if request.nvme_path is not None and "nvme_path" not in str(setup.get("deepspeed.config")):
+        raise SettingError(
+            f"--nvme-path: preset {request.preset!r} does not use the disk. Omit --nvme-path, or choose infinity"
+        )
     setup = replace(setup, problems=(*filter(None, [emulated_by_setup(setup)]), *setup.problems))
     job = setup.resolved_for
     if names and job.model is None:
@@ -211,6 +216,21 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
     assert setup.request is not None
     own = setup.request.arguments
     return argument_file(setup, own=own, replaced=setup.replaced, script=script, deepspeed=deepspeed)
+
+
+def _refuse_former(setup: Setup) -> None:
+    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file.
+
+    Raises:
+        SettingError: has a line for each, with what to write instead.
+    """
+    from hf_memkit.former_arguments import former_arguments
+
+    assert setup.request is not None
+    given = setup.request
+    if found := former_arguments(given.arguments):
+        lines = [f"{given.args_file}: {name}: {each.fix} ({each.why})" for name, each in found.items()]
+        raise SettingError("\n".join(lines))
 
 
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:

@@ -54,6 +54,7 @@ _ON_GPU: Final[Mapping[str, Techniques]] = {
     "save": (gpu.saved_shards, gpu.only_model),
     "best_model": (gpu.best_model_later,),
     "merge": (gpu.merge_later,),
+    "after": (gpu.new_process, gpu.eval_batch, gpu.saved_shards),
     # else
     "": (gpu.batch, gpu.checkpointing, gpu.eight_bit, gpu.length),
 }
@@ -76,6 +77,7 @@ _IN_RAM: Final[Mapping[str, Techniques]] = {
     "save": (gpu.saved_shards, gpu.only_model, ram.more_ram),
     "best_model": (gpu.best_model_later, ram.more_ram),
     "merge": (ram.more_ram,),
+    "after": (gpu.new_process, gpu.saved_shards, gpu.small_predictions, ram.more_ram),
     "offload": (ram.less_offload, ram.fewer_workers, ram.more_ram),
     "": (ram.fewer_workers, ram.less_offload, ram.more_ram),
 }
@@ -160,7 +162,7 @@ def _row(failed: FailedJob) -> str:
         return "dispatched"
     if message.memory == "device" and in_a_step and failed.larger_by > 1:
         return "larger than the GPU"
-    if message.memory == "device" and failed.large_and_unknown:
+    if failed.large_and_unknown:
         return "one large tensor"
     return next((row for row in (failed.place, failed.phase) if row is not None and row in rows), "")
 

@@ -149,6 +149,8 @@ class Explanation:
                 parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
             return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
         phase = f", in {self.found.phase}" if self.found.phase is not None else ""
+        if self.found.phase == "after":
+            phase = ", after training"
         return f" ({_place(self.found, phase)})"
 
     def _came_later(self) -> bool:
@@ -227,13 +229,13 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     growing = place == "predictions of an evaluation"
     grows = grows_with_the_batch(failed.trace)
     judged = judge(
-        message, allocator_settings=seen.allocator, samples=failed.samples, grows=grows, growing=growing,
-        assertion=seen.assertion,
+        message, allocator_settings=seen.allocator, watermark=seen.watermark, samples=failed.samples, grows=grows,
+        growing=growing, assertion=seen.assertion,
     )  # fmt: skip
     verdict = for_job(judged, job, seen.platform)
     if tensor is not None:
         verdict = replace(verdict, why=f"{requested_sentence(message, tensor)} {verdict.why}")
-    elif failed.large_and_unknown and message.memory == "device":
+    elif failed.large_and_unknown:
         verdict = replace(verdict, why=f"{verdict.why} {_LARGE_REQUEST}")
     changes = changes_for(failed, verdict.cause)
     told = replace(chosen, trace=failed.trace)
@@ -251,11 +253,7 @@ _NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
 def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
     """The job's script and its arguments, from its frames and from the last command in the log."""
     script = chosen.trace.script
-    if (
-        script is None
-        or (seen is not None and not seen.target)
-        or (seen is not None and seen.target.rpartition("/")[2] == script.rpartition("/")[2])
-    ):
+    if script is None or (seen is not None and (not seen.target or seen.runs(script))):
         return seen
     return Command(script)
 

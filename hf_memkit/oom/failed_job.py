@@ -148,8 +148,15 @@ class FailedJob:
         return bool(device == "nvme")
 
     @property
+    def requests_a_tensor(self) -> bool:
+        """Whether the size in the message is one tensor's: not a cache's, a buffer's or a whole program's."""
+        return self.message.form in ("torch-device", "torch-mps", "torch-mps-buffer")
+
+    @property
     def large_and_unknown(self) -> bool:
         """Whether one large tensor was requested, and no frame shows for what: backward runs in C++."""
+        if not self.requests_a_tensor:
+            return False
         trace = self.trace
         no_frames = trace.phase in (None, "forward") and trace.model_type is None and not trace.in_use
         hidden = trace.place is None and (trace.phase == "backward" or no_frames)
@@ -160,7 +167,7 @@ class FailedJob:
         """The logits or attention scores whose size is the request, by arguments and model; None if it is neither."""
         requested, samples = self.message.requested_bytes, self.samples
         length = self.job.count(self.length_name or "")
-        if not requested or samples is None or length is None or self.message.memory != "device":
+        if not requested or samples is None or length is None or not self.requests_a_tensor:
             return None
         if self.phase not in (None, "forward", "backward", "evaluate"):
             return None

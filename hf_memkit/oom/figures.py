@@ -14,8 +14,8 @@ from typing import Any, Final
 from hf_memkit.oom.message import Process
 
 __all__ = [
-    "Figures", "Reader", "cuda_figures", "device_figures", "evicted_figures", "host_figures", "hsa_figures", "killed",
-    "mps_figures", "numbers", "request", "vllm_figures", "xla_figures",
+    "Figures", "Reader", "cuda_figures", "device_figures", "evicted_figures", "host_figures", "hsa_figures", "joined",
+    "killed", "mps_figures", "numbers", "request", "vllm_figures", "xla_figures",
 ]  # fmt: skip
 
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
@@ -35,6 +35,27 @@ def to_bytes(number: str, unit: str, *, binary: bool = False) -> int | None:
     factor = 1 if letter == "b" else (1024 if binary or "i" in unit else 1000) ** _POWER[letter]
     size = round(value * factor)
     return size if size < _ABSURD else None
+
+
+_WORDS: Final = (
+    "CUDA HIP XPU NPU MLU MUSA MPS backend out of memory Tried tried to allocate GPU has a total capacity capacty "
+    "which is free Process in use Including PyTorch this process Of the allocated by with private pools and "
+    "reserved but unallocated already cached allowed other allocations max DefaultCPUAllocator can't not enough "
+    "you Unable for an array shape type bytes KiB MiB GiB TiB KB MB GB "
+    "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_NPU_ALLOC_CONF PYTORCH_ALLOC_CONF"
+)
+"""Of messages with sizes: they are long, so that terminals, collectors and forums break them inside a word."""
+_WHOLE: Final = frozenset(_WORDS.split())
+_IN_WORD: Final = re.compile(r"([A-Za-z_']+)\n([A-Za-z_']+)")
+_IN_SIZE: Final = re.compile(r"\d\.?\n\.?\d[\d.]{0,20} ?(?:bytes|[KMGT]i?B|has\b)|[A-Za-z]\n[.:;)]")
+
+
+def joined(text: str, following: str) -> str:
+    """`text` and the line after it: with a blank between them, unless the break is inside a word or a number."""
+    at = f"{text[-30:]}\n{following[:30]}"
+    word = _IN_WORD.search(at)
+    inside = word[1] + word[2] in _WHOLE if word is not None else _IN_SIZE.search(at) is not None
+    return f"{text}{'' if inside else ' '}{following}"
 
 
 Figures = tuple[dict[str, Any], int]
@@ -84,6 +105,8 @@ _KILLED: Final = re.compile(
 def device_figures(text: str) -> Figures:
     """The figures of torch's own allocators (CUDA, HIP, XPU; NPU writes them alike)."""
     values, end = _sizes(_DEVICE, text)
+    # NVML's 0 is no size: a process on a GPU holds at least its context. In a container NVML cannot see processes.
+    values["process_bytes"] = values.get("process_bytes") or None
     unallocated = values.pop("_unallocated", None)
     if values.get("allowed_bytes", 0) is None:
         del values["allowed_bytes"]  # no cap: torch prints the largest number
@@ -92,7 +115,7 @@ def device_figures(text: str) -> Figures:
     if index := _INDEX.search(text):
         values["device"] = int(index[1])
     found = list(_PROCESS.finditer(text))
-    values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3])) for one in found)
+    values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3]) or None) for one in found)
     if variable := _VARIABLE.search(text):
         values["variable"] = variable[0]
     last = _LAST_WORDS.search(text)

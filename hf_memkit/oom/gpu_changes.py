@@ -359,6 +359,16 @@ def best_model_later(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
+def new_process(failed: FailedJob) -> Change | None:
+    """What follows training, in a process that holds no optimizer."""
+    return Change(
+        "model.from_pretrained", "CHECKPOINT, in a new process",
+        "training had ended, and its process still holds optimizer, gradients and data; save, merge or evaluate in a "
+        "second script, which reads the last checkpoint",
+        "another script; the job must save a checkpoint at its last step",
+    )  # fmt: skip
+
+
 # Evaluation, generation, saving.
 
 

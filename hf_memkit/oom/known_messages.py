@@ -163,10 +163,29 @@ def _triton(message: OomMessage) -> Answer:
     )  # fmt: skip
 
 
+_TINY: Final = 1 << 20
+"""A request that hardly ever fails for want of RAM: Linux ends a process before it refuses so little."""
+
+
 def _host_allocation(message: OomMessage) -> Answer:
+    if message.requested_bytes is not None and message.requested_bytes < _TINY:
+        return _tiny_allocation(message.requested_bytes)
     asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
     why = f"Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{asked}"
     return "host memory", why, ()
+
+
+def _tiny_allocation(requested: int) -> Answer:
+    why = (
+        f"The system refused {show(requested)} of host RAM. For so small a request, a limit of the process is more "
+        "likely than full RAM: its number of memory maps (each tensor that data loader workers share is one), or its "
+        "address space. This is not a GPU memory error."
+    )
+    return "host memory", why, (
+        Remedy("command", "sudo sysctl -w vm.max_map_count=1048576", True,
+                "raises the number of memory maps of a process (65530 by default); in a container, on the host"),
+        Remedy("command", "ulimit -v unlimited", True, "lifts a limit of the address space; `ulimit -v` prints it"),
+    )  # fmt: skip
 
 
 def _pinned(message: OomMessage) -> Answer:

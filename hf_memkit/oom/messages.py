@@ -14,10 +14,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, TextIO
 
+from hf_memkit.oom.figures import joined
 from hf_memkit.oom.log_lines import LogLine, lines, same_prefix
 from hf_memkit.oom.message import OomMessage, printable
 from hf_memkit.oom.patterns import FORM_OF, FORMS, Form, heads, might_be
-from hf_memkit.oom.traceback import BEGINS, FRAME, WARNED, Traced, phase_of_progress, pins, trace
+from hf_memkit.oom.traceback import BEGINS, FRAME, Traced, phase_of_progress, pins, trace, warned
 from hf_memkit.terms import Phase
 
 __all__ = ["FoundMessage", "find_messages", "most_telling", "parse_message"]
@@ -84,6 +85,7 @@ _NEIGHBOURS: Final = 4
 
 # A text in a line of source, as IPython and Rich number them: `     63         "CUDA out of memory.",`.
 _QUOTED_IN_SOURCE: Final = re.compile(r"\s{0,8}(?:-{1,8}> ?|❱ ?)?\d{1,6}\s[^\n]{0,200}?(?:'|\"[^\"\n]{0,80})$")
+_SOURCE: Final = re.compile(r"\s{0,8}(-{1,8}> ?|❱ ?)?(\d{1,6})(?![^\s│])")
 # What Trainer logs at a step. TRL's has texts that the model wrote.
 _LOGGED: Final = re.compile(r"\s{0,4}\{'(?:\w{1,60}': [\d.e+-]{1,30}, '){0,40}(?:loss|epoch|reward)': ")
 
@@ -165,11 +167,10 @@ def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Call
 
 def _trace_there(before: deque[LogLine], line: LogLine, form: Form) -> Traced:
     """What the traceback tells that the writer of `line` wrote before it; without one, what the job was doing."""
-    traced = Traced()
-    if (warned := WARNED.search(line.text[:_KEPT_OF_A_LINE])) is not None:
-        traced = trace([BEGINS, f'File "{warned[1]}", line 0, in {warned[2]}', ""])
-    elif not form.ends and _may_hold_frames(before, line):
-        traced = trace(_own_words([*before, line.beginning(_KEPT_OF_A_LINE)], line))
+    traced = warned(line.text[:_KEPT_OF_A_LINE])
+    if traced is None:
+        framed = not form.ends and _may_hold_frames(before, line)
+        traced = trace(_own_words([*before, line.beginning(_KEPT_OF_A_LINE)], line)) if framed else Traced()
     if traced == Traced():
         raws = [one.raw for one in islice(before, max(0, len(before) - _PROGRESS), None)]
         traced = Traced(phase=form.phase or phase_of_progress([*raws, line.raw[:_KEPT_OF_A_LINE]]))
@@ -205,13 +206,14 @@ def _in_line(
     if not might_be(f"{line.raw} {beginning}"):
         return
     following = [other for other in ahead if other.number != line.number and other.same_writer(line)]
-    if any(_HARMLESS.search(other.raw) for other in (line, *following[:_IGNORED])):
+    harmless = any(_HARMLESS.search(other.raw) for other in (line, *following[:_IGNORED]))
+    if harmless or _in_source(line, before, following):
         return
     line = _without_unknown_prefix(line, before, following)
     text, done = line.text, line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
-        text += " " + following[0].text.strip()[:60]
+        text = joined(text, following[0].text.strip()[:60])
     found = heads(text, line.fresh)
     logged = line.text.rfind("}") if _LOGGED.match(line.text) is not None else 0
     for position, (head, form) in enumerate(found):
@@ -233,6 +235,22 @@ def _in_line(
         rank = line.rank if line.rank is not None else _rank_in(text[:start])
         yield _message(form, values, window[:end]), rank, [other for begin, other in owners if begin < end]
         done = start + end
+
+
+def _in_source(line: LogLine, before: deque[LogLine], following: list[LogLine]) -> bool:
+    """Whether it is a line of source that IPython or Rich print with its number, around the one that they mark."""
+    own = _SOURCE.match(line.text)
+    if own is None or own[1] is not None:
+        return own is not None
+    above = (other for other in reversed(before) if other.same_writer(line))
+    for step, others in ((-1, islice(above, _NEAR)), (1, iter(following))):
+        for distance, other in enumerate(others, 1):
+            near = _SOURCE.match(other.text)
+            if near is None or int(near[2]) != int(own[2]) + step * distance:
+                break
+            if near[1] is not None:
+                return True
+    return False
 
 
 def _without_unknown_prefix(line: LogLine, before: deque[LogLine], following: list[LogLine]) -> LogLine:
@@ -287,10 +305,10 @@ def _window(
         if not words or _STOP.search(words):
             break
         if might_be(words) and (found := heads(words)):
-            text += " " + words[: found[0][0].start()]
+            text = joined(text, words[: found[0][0].start()])
             break
-        owners.append((len(text) + 1, other))
-        text += " " + words
+        text = joined(text, words)
+        owners.append((len(text) - len(words), other))
     return text, owners
 
 

@@ -30,6 +30,12 @@ _ALLOCATOR: Final = re.compile(
     r"(?<!setting )\bPYTORCH_(?:\w{1,6}_)?ALLOC_CONF['\"]?\]? {0,2}[=:] {0,2}['\"]?([a-z_]{4,40}:[\w:.,\[\] -]{1,200})"
 )
 
+# As above: the error says "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit".
+_WATERMARK: Final = re.compile(
+    r"(?<!Use )\bPYTORCH_MPS_HIGH_WATERMARK_RATIO['\"]?\]? {0,2}[=:] {0,2}['\"]?"
+    r"(\d(?:\.\d{1,6})?)(?![.\d]| to disable)"
+)
+
 _ASSERT: Final = re.compile(r"\bblock: \[\d{1,9},\d{1,9},\d{1,9}\][^\n]{0,80}Assertion `([^`\n]{1,200})` failed")
 
 # torch: c10/cuda/CUDAException.cpp
@@ -37,7 +43,8 @@ _POINTER: Final = re.compile(r"(?:\[\w: ]{1,20}\]:? ?)?Search for [`'](?:cuda|hi
 
 _SCRIPT: Final = r"[\w./~@%+:\\-]{1,300}\.py"
 _STARTER: Final = re.compile(
-    r"(?:^|[\s'\"(`$+>/:!=])(?=(?:(?:python|pypy)[\d.]{0,5}|torchrun|deepspeed|accelerate launch|accelerate-launch) )"
+    r"(?:^|[\s'\"(`$+>/:!=])(?=(?:(?:python|pypy)[\d.]{0,5}|torchrun|deepspeed|accelerate launch|accelerate-launch"
+    r"|(?:uv|poetry|pixi|conda|mamba|micromamba|pdm|hatch|pipenv|rye) run) )"
 )
 _TOOL: Final = re.compile(
     r"(?:^|[\s'\"(`$+>/])"
@@ -64,7 +71,7 @@ _LIBRARIES: Final = re.compile(
 )
 """Folders of libraries that are used from a checkout."""
 
-_FIRST_WORDS: Final = ("python", "torchrun", "deepspeed", "accelerate", "pypy")
+_FIRST_WORDS: Final = ("python", "torchrun", "deepspeed", "accelerate", "pypy", " run ")
 
 _LONGEST: Final = 4_000
 
@@ -80,6 +87,13 @@ class Command:
 
     target: str
     arguments: tuple[str, ...] = ()
+
+    def runs(self, file: str) -> bool:
+        """Whether it starts this file, of a frame."""
+        if not self.target.startswith("-m "):
+            return self.target.rpartition("/")[2] == file.rpartition("/")[2]
+        module = "/" + self.target.removeprefix("-m ").replace(".", "/")
+        return f"/{file}".endswith((f"{module}.py", f"{module}/__main__.py"))
 
     def typed(self, verb: str, gpu: str = "") -> str:
         """`memkit plan train.py --gpu 24GB -- --bf16`."""
@@ -124,6 +138,7 @@ class Surroundings:
         command: the last command in it that starts a Python script.
         platform: the system, if it is not plain Linux.
         allocator: the value of the allocator's variable, where it is set.
+        watermark: the value of MPS's variable for its limit, where it is set.
         rocm: whether an error has a code of ROCm; a build for ROCm may write CUDA in the error itself.
         assertion: what a kernel asserted of an index, such as `srcIndex < srcSelectDimSize`.
     """
@@ -133,6 +148,7 @@ class Surroundings:
     rocm: bool = False
     platform: Platform | None = None
     allocator: str | None = None
+    watermark: str | None = None
 
     _begun: str = ""
 
@@ -145,6 +161,8 @@ class Surroundings:
             self.platform = shown or self.platform
         if "ALLOC_CONF" in line and (set_to := _ALLOCATOR.search(line[:_LONGEST])) is not None:
             self.allocator = set_to[1]
+        if "WATERMARK" in line and (set_to := _WATERMARK.search(line[:_LONGEST])) is not None:
+            self.watermark = set_to[1]
         if "Assertion" in line and (found := _ASSERT.search(line[:_LONGEST])) is not None:
             self.assertion = self.assertion or found[1]
         if self._begun or line.endswith(("\\\n", "\\\r\n")):
@@ -154,7 +172,7 @@ class Surroundings:
                 self._begun = f"{body[:-1].rstrip()} "
                 return
         runs = " --" in line and _TOOL.search(line[:_LONGEST]) is not None
-        runs = runs or ((".py" in line or " -m" in line) and any(word in line for word in _FIRST_WORDS))
+        runs = runs or ((".py" in line or "-m" in line) and any(word in line for word in _FIRST_WORDS))
         if runs and not line.lstrip().startswith("File "):  # a frame
             self.command = _command(line[:_LONGEST]) or self.command
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from hf_memkit.oom.surroundings import script_of_frames
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "FRAME", "WARNED", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace"]
+__all__ = ["BEGINS", "FRAME", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace", "warned"]
 
 BEGINS: Final = "Traceback (most recent call last)"
 
@@ -87,7 +87,7 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("save", re.compile(
         r"\b_?save_(?:checkpoint|model|pretrained|optimizer_and_scheduler|16bit_model)\b|\bmerge_and_unload\b"
         r"|\b(?:save_pretrained_(?:merged|gguf)|unsloth_save_model)\b"
-        r"|/fsdp/_state_dict_utils\.py")),
+        r"|/fsdp/_state_dict_utils\.py|Failed to clone\(\) tensor")),
     ("optimizer", re.compile(
         r"\b_?optimizer\.step\(|/torch/optim/\w{1,40}\.py|/(?:bitsandbytes|torchao)/optim/|\bclip_grad_norm_\b"
         r"|/grad_scaler\.py")),
@@ -96,11 +96,11 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     # Weights on their way to a device, cast, copied, wrapped by DDP or FSDP: activations do not exist yet.
     ("load", re.compile(
         r"\b(?:from_pretrained|_move_model_to_device|prepare_model|set_module_tensor_to_device|dispatch_model"
-        r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|_load_state_dict_into"
-        r"|load_state_dict)\b"
+        r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|load_state_dict"
+        r"|_load_state_dict_into\w*|_load_pretrained_model)\b"
         r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/nn/parallel/distributed\.py\b[^\n]{0,60}\b__init__\b"
         r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py"
-        r"|/huggingface_hub/file_download\.py")),
+        r"|/transformers/core_model_loading\.py|/huggingface_hub/file_download\.py")),
     ("data", re.compile(
         r"/datasets/(?:arrow_writer|builder)\.py|/datasets/arrow_dataset\.py\b[^\n]{0,80}\b(?:_?map\w*|filter"
         r"|save_to_disk)\b")),
@@ -112,7 +112,7 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
     ("merged adapters", "Unsloth", r"/unsloth\w*/sav\w+\.py, (?:_?merge_\w+|unsloth_save_model)\b"),
     ("gathered weights", "DeepSpeed", r", \w*(?:consolidated_16bit_state_dict|save_16bit_model)\b"),
     ("gathered weights", "FSDP", r"torch/distributed/(?:fsdp|checkpoint)/\S+, \w*(?:state_dict|_unshard_params\w*)"
-                                 r"|/fsdp/_state_dict_utils\.py"
+                                 r"|/fsdp/_state_dict_utils\.py|: Failed to clone\(\) tensor"
                                  r"|/fsdp_utils\.py, (?:save_fsdp|fsdp2_\w*state_dict)"),
     ("predictions of an evaluation", None, r"/trainer_pt_utils\.py, (?:nested_|torch_pad|distributed_concat|add\b)"
                                            r"|, (?:evaluation|prediction)_loop: .*(?:gather|pad_across|nested_)"),
@@ -185,8 +185,10 @@ _FRAMES: Final = (
 )
 _BEGUN: Final = re.compile(r"^ {0,4}(?:[/~]|[A-Za-z]:\\)[^\s:]{0,400}(?::\d{1,6}:? in)?\s{0,200}$")
 """What Rich leaves of a frame's line that is too long for its box; it goes on in the next."""
-WARNED: Final = re.compile(r"(?:^|\s)([^\s:\"]{1,400}\.py):\d{1,6}: (\w{0,40}Warning): ")
-"""Python's warnings module: the file that warned, here of an error that it caught."""
+_WARNED: Final = re.compile(r"(?:^|\s)([^\s:\"]{1,400}\.py):\d{1,6}: (\w{0,40}Warning): ([^\n]{0,80})")
+_NOT_CLONED: Final = re.compile(r"Failed to clone\(\) tensor|\bmanaged by FSDP\.")
+"""Words of a warning that quotes the error (torch: torch/distributed/fsdp/_state_dict_utils.py; before 2.0
+fully_sharded_data_parallel.py). Loggers and posts omit the file before it."""
 
 _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,400})")
 """The line that IPython and Rich mark among those that they show around it."""
@@ -223,6 +225,17 @@ def trace(lines: Iterable[str]) -> Traced:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
                 return Traced(phase, place, library, _short(frame), model_type, in_use, script)
     return Traced(phase, in_use=in_use, model_type=model_type, script=script)
+
+
+def warned(line: str) -> Traced | None:
+    """What a warning shows that quotes an error it caught, by the file that warned; None if `line` has none."""
+    if (found := _WARNED.search(line)) is not None:
+        file, category, words = found.groups()
+    elif (found := _NOT_CLONED.search(line)) is not None:
+        file, category, words = "/site-packages/torch/distributed/fsdp/_state_dict_utils.py", "UserWarning", found[0]
+    else:
+        return None
+    return trace([BEGINS, f'File "{file}", line 0, in {category}', f"    {words}", ""])
 
 
 # Page-locked RAM: torch's pin_memory, whoever calls it, and a copy to RAM that does not wait, whose target torch pins
@@ -297,7 +310,8 @@ _PROGRESS: Final[tuple[tuple[Phase | None, re.Pattern[str]], ...]] = (
         r"Optimizer #\d{1,3} is created with|initializing optimizer states|as basic optimizer"
         r"|Creating \S+ ZeRO stage")),
     ("evaluate", re.compile(r"Running (?:Evaluation|Prediction)|\bEvaluat(?:ing|ion)\b[^\n]{0,40}\d%")),
-    (None, re.compile(r"Running training|['\"](?:eval_)?loss['\"]: |Training completed")),
+    ("after", re.compile(r"['\"]train_runtime['\"]: |\btrain_runtime +=|Training completed")),
+    (None, re.compile(r"Running training|['\"](?:eval_)?loss['\"]: ")),
 )  # fmt: skip
 _ENDED: Final = re.compile(r"\b100%\|")
 
@@ -335,4 +349,5 @@ def _short(frame: str) -> str:
     """From the library's own folder on: no path of the user's machine."""
     file, comma, rest = frame.partition(", ")
     folder = re.split(r"/(?:site|dist)-packages/", file)[-1]
-    return "/".join(folder.split("/")[-3:] if folder == file else [folder]) + comma + rest + "…)" * rest.endswith("(")
+    shown = rest.removesuffix(": ")  # no source
+    return "/".join(folder.split("/")[-3:] if folder == file else [folder]) + comma + shown + "…)" * rest.endswith("(")

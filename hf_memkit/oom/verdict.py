@@ -66,14 +66,20 @@ class DeviceFigures:
         return self.requested - self.available - (self.cached or 0)
 
     @property
+    def free(self) -> str:
+        """`"1.03 GiB"`, or `"at most 1.22 GiB"`."""
+        return f"{'at most ' if self.message.free_bytes is None else ''}{show(self.available)}"
+
+    @property
     def balance(self) -> str:
         """`"1.00 GiB requested − 0.40 GiB free − 0.10 GiB cached = 0.50 GiB short."`"""
         if self.cached is None:
-            return f"{show(self.requested)} was requested and {show(self.available)} was free."
+            return f"{show(self.requested)} was requested and {self.free} was free."
         if self.short > 0:
-            sums = f"{show(self.requested)} requested − {show(self.available)} free − {show(self.cached)} cached"
-            return f"{sums} = {show(self.short)} short."
-        sizes = f"{show(self.requested)} was requested; {show(self.available)} was free"
+            least = "at least " if self.message.free_bytes is None else ""
+            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.cached)} cached"
+            return f"{sums} = {least}{show(self.short)} short."
+        sizes = f"{show(self.requested)} was requested; {self.free} was free"
         if self.available >= self.requested:
             return f"{sizes}."
         return f"{sizes} and {show(self.cached)} cached, but fragmented."
@@ -93,7 +99,7 @@ def _gpu(message: OomMessage, allocator_settings: str | None, requested: int, fr
             others = max(others or 0, message.capacity_bytes - free - process)
     elif message.capacity_bytes is not None and reserved is not None and others is None:
         # The message lists no process: what is neither free nor PyTorch's is the context, libraries or others.
-        unclaimed = max(0, message.capacity_bytes - free - reserved)
+        unclaimed = max(0, message.capacity_bytes - free - reserved) if message.free_bytes is not None else None
     return DeviceFigures(message, allocator_settings, requested, available, overhead, others, unclaimed)
 
 
@@ -106,12 +112,12 @@ def _processes(message: OomMessage) -> tuple[int | None, int | None]:
     own = next((process for process in message.processes if process not in others), None)
     if own is not None:
         return own.size_bytes, held
-    return None, held if any(process.size_bytes is not None for process in others) else None
+    return None, held if others and all(process.size_bytes is not None for process in others) else None
 
 
 def _own_size(message: OomMessage) -> int | None:
-    """What the message says that this process holds. Less than PyTorch reserved is no size: NVML finds no process of
-    that ID in a container, and prints 0 bytes."""
+    """What the message says that this process holds. Less than PyTorch reserved is no size: in a container NVML
+    does not see it all."""
     size, reserved = message.process_bytes, message.reserved_bytes
     return None if size is not None and reserved is not None and size < (1 - _NOTHING_LEFT) * reserved else size
 
@@ -161,6 +167,7 @@ def judge(
     message: OomMessage,
     *,
     allocator_settings: str | None = None,
+    watermark: str | None = None,
     samples: int | None = None,
     grows: bool = True,
     growing: bool = False,
@@ -173,6 +180,7 @@ def judge(
     Args:
         message: from `parse_message`.
         allocator_settings: the value of `PYTORCH_ALLOC_CONF` in that run, if known.
+        watermark: the value of `PYTORCH_MPS_HIGH_WATERMARK_RATIO`, a number, if known.
         samples: samples in the micro-batch, if known.
         grows: False if the requested tensor does not depend on the batch.
         growing: True if the tensor grows from request to request, as the kept predictions of an evaluation do.
@@ -191,7 +199,7 @@ def judge(
         cause, why, settings = wrong_index(assertion or "") if late else ANSWERS[message.form](message)
         return _made(cause, why, settings, _figures(message))
     if message.device_type == "mps":
-        return _mps(message)
+        return _mps(message, watermark)
     verdict = _with_contexts(_device(message, allocator_settings, growing), message)
     requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
     if limit and requested > limit:
@@ -251,20 +259,29 @@ def _on(platform: Platform | None, remedy: Remedy) -> tuple[Remedy, ...]:
     if platform == "macOS" and remedy.value.startswith("dmesg"):
         check = "log show --last 1h --predicate 'eventMessage contains \"jetsam\"'"
         return (replace(remedy, value=check, reason="shows whether RAM ran out"),)
-    if platform in ("macOS", "Windows") and remedy.value.startswith("docker run --shm-size"):
+    if platform in ("macOS", "Windows") and remedy.value.startswith(
+        ("docker run --shm-size", "sudo sysctl", "ulimit")
+    ):
         return ()
     linux_only = remedy.value.startswith(("dmesg", "expandable_segments:True"))
     return () if platform == "Windows" and linux_only else (remedy,)
 
 
 def _device(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:
-    requested, free = message.requested_bytes, message.free_bytes
+    requested, free = message.requested_bytes, _most_free(message)
     if (limited := _single_allocation(message)) is not None:
         return limited
     if requested is None or free is None:
-        sizes = f"{'requested, ' if requested is None else ''}free, allocated and reserved"
-        why = f"The text does not give the {sizes} sizes. The full message has them, on the same line or the next."
-        return _made("unknown", why, (), _figures(message))
+        names = ("requested", "free", "allocated", "reserved")
+        *first, last = (name for name in names if getattr(message, f"{name}_bytes") is None)
+        sizes = f"{', '.join(first)} and {last} sizes" if first else f"{last} size"
+        elsewhere = "The full message has all sizes, on the same line or the next."
+        if requested is not None and message.reserved_bytes is not None and message.capacity_bytes is not None:
+            elsewhere = (
+                f"PyTorch had reserved {show(message.reserved_bytes)} of {show(message.capacity_bytes)}; another "
+                "process or the driver may hold the rest."
+            )
+        return _made("unknown", f"The text does not give the {sizes}. {elsewhere}", (), _figures(message))
     gpu = _gpu(message, allocator_settings, requested, free)
     rules = (_too_large, _cap, _fits, _fragmentation, _others, _overhead)
     for rule in rules:
@@ -272,6 +289,14 @@ def _device(message: OomMessage, allocator_settings: str | None, growing: bool) 
         if verdict is not None:
             return verdict
     return _size(gpu)
+
+
+def _most_free(message: OomMessage) -> int | None:
+    """What was free. Where the message does not say, as torch's for XPU: what can have been, if that is too little."""
+    requested, capacity, reserved = message.requested_bytes, message.capacity_bytes, message.reserved_bytes
+    if message.free_bytes is not None or requested is None or capacity is None or reserved is None:
+        return message.free_bytes
+    return max(0, capacity - reserved) if reserved + requested > capacity else None
 
 
 def _single_allocation(message: OomMessage) -> Verdict | None:
@@ -338,7 +363,7 @@ def _fragmentation(gpu: DeviceFigures) -> Verdict | None:
     if cached >= gpu.requested:
         why = f"{pieces}. No free block is as large as {show(gpu.requested)}."
     else:
-        enough = f"With the {show(gpu.available)} that was free, this is enough for {show(gpu.requested)}"
+        enough = f"With what was free ({gpu.free}), this is enough for {show(gpu.requested)}"
         why = f"{pieces}. {enough} and would leave {show(-gpu.short)}."
     return _verdict("fragmentation", why, gpu, _for_fragmentation(message, gpu.allocator_settings))
 
@@ -409,7 +434,7 @@ def _size(gpu: DeviceFigures) -> Verdict:
     return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
 
 
-def _mps(message: OomMessage) -> Verdict:
+def _mps(message: OomMessage, watermark: str | None) -> Verdict:
     requested, allowed = message.requested_bytes, message.allowed_bytes
     held = (message.allocated_bytes or 0) + (message.other_bytes or 0)
     if requested is None or message.allocated_bytes is None:
@@ -419,13 +444,17 @@ def _mps(message: OomMessage) -> Verdict:
         return _made("unknown", why, (), _figures(message))
     why = (
         f"{show(message.allocated_bytes)} in tensors + {show(message.other_bytes or 0)} in other Metal buffers + "
-        f"{show(requested)} requested exceeds PyTorch's limit of {show(allowed)}, 1.7 times what Metal recommends for "
-        "this Mac."
+        f"{show(requested)} requested exceeds PyTorch's limit of {show(allowed)}"
+        f"{', 1.7 times what Metal recommends for this Mac' if watermark is None else ''}."
     )
-    lift = Remedy(
-        "environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", True,
-        "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better",
-    )  # fmt: skip
+    unlimited = watermark is not None and float(watermark) == 0
+    reason = "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better"
+    if unlimited:
+        reason = (
+            "set in this log, but the limit was in force: the setting did not reach the process. It must be in the "
+            "environment before Python imports torch"
+        )
+    lift = Remedy("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", not unlimited, reason)
     return _made("cap", why, (lift,), _figures(message))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.hardware import Machine
 from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.optimizers import OPTIMIZERS, install_command
@@ -126,7 +127,7 @@ def choices_for(
         "optimizer": list(_fused(facts)) or [None],
         "checkpointing": list(_checkpointing(facts, left_out)),
         "allocator": [None, *_allocators(environment)],
-        "precision": [None, *_precisions(facts, machine)],
+        "precision": [None, *_precisions(facts, machine, left_out)],
         "small optimizer": [None, *_small_optimizers(facts, left_out)],
         "padding": [None, *_without_padding(facts, left_out)],
         "engine": [None, *_engines(facts, gpus, left_out, nvme_path)],
@@ -260,14 +261,16 @@ def _allocators(environment: Mapping[str, str]) -> Iterator[Alternative]:
         yield Alternative("allocator", "expandable segments", setting)
 
 
-def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternative]:
+def _precisions(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
     arguments = facts["arguments"]
     gpu = machine.gpu
     if gpu is None or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
         return
     if not gpu.bf16 and "bfloat16" in facts["trained_dtypes"]:
         return  # GradScaler cannot unscale their gradients
-    if not gpu.bf16:
+    if not gpu.bf16 and (why := overflow_in_fp16(facts["model_type"])):
+        left_out["fp16"] = why.removeprefix("fp16: ")
+    elif not gpu.bf16:
         fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.get("bf16") else {})}
         said = "products in fp16 (autocast, gradients scaled) instead of " + (
             "bf16" if arguments.get("bf16") else "fp32"
@@ -338,7 +341,6 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
     obstacles = {
         "the model is quantised": facts["quantised"],
         "the script creates its own optimizer": facts["own_optimizer"],
-        "the script loads its model with device_map, which DeepSpeed refuses": facts["device_map"],
         "Trainer refuses auto_find_batch_size with it": facts["arguments"].get("auto_find_batch_size"),
     }
     if why := next((each for each, is_there in obstacles.items() if is_there), ""):
@@ -354,6 +356,9 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
         configs[ON_DISK] = _on_disk(facts, gpus, nvme_path)
     said = "computes from 16-bit copies of the weights" if "float32" in facts["trained_dtypes"] else ""
     for name, config in configs.items():
+        if facts["device_map"] and config["zero_optimization"]["stage"] == 3:
+            left_out[name] = "the script loads its model with device_map, which ZeRO-3 refuses"
+            continue
         yield Alternative(
             "engine", name, {"arguments.deepspeed": config}, result=said, engine=name, costs_time=True,
         )  # fmt: skip

@@ -41,7 +41,6 @@ from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
-from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.units import format_gib
@@ -204,7 +203,7 @@ def predict_script_training(
         def predicted(batch: int | None = None) -> tuple[Prediction, ScriptTraining]:
             nonlocal tried
             ran = ran_script(
-                script, machine, environment, where, stdin, gpus=gpus, nodes=nodes, overrides=_with_batch(batch)
+                script, machine, environment, where, stdin, gpus=gpus, nodes=nodes, micro_batch_size=batch
             )
             tried = tried or ran.content["about"].get("batches_tried", [])
             return predicted_training(
@@ -213,12 +212,6 @@ def predict_script_training(
             )  # fmt: skip
 
         return first_that_fits(predicted(), tried, predicted)
-
-
-def _with_batch(batch: int | None) -> Overrides:
-    """A batch that `auto_find_batch_size` has come to; None: the script's own."""
-    own = {"per_device_train_batch_size": batch, "auto_find_batch_size": False} if batch is not None else {}
-    return Overrides(arguments=own)
 
 
 def predicted_training(

@@ -25,7 +25,6 @@ from hf_memkit.hardware import Machine
 from hf_memkit.prediction.environments import Environment
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.process_group import launchers_engine
 
@@ -143,17 +142,17 @@ def ran_script(
     *,
     gpus: int,
     nodes: int,
-    overrides: Overrides | None = None,
+    micro_batch_size: int | None = None,
 ) -> RanScript:
-    """`overrides`: settings that replace the script's own.
+    """`micro_batch_size`: as of a `ScriptRequest`.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
     request = script_request(script, machine, environment, gpus=gpus, nodes=nodes)
     device, notes = device_of(worker, script)
-    instead = overrides.to_json() or None if overrides is not None else None
-    content, why = asked(worker, replace(request, device=device, stdin=stdin, overrides=instead))
+    request = replace(request, device=device, stdin=stdin, micro_batch_size=micro_batch_size)
+    content, why = asked(worker, request)
     return RanScript(checked(script, content, why), device, notes)
 
 

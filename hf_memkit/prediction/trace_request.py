@@ -39,6 +39,8 @@ class ScriptRequest:
         worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
         processes, per_node: ranks in all, one GPU each, and those of one machine.
+        micro_batch_size: rows per GPU from `train()` on, in the place of the script's own: those that
+            `auto_find_batch_size` has come to.
         overrides: settings in the place of the script's own (`script_overrides.py`), as JSON.
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).
@@ -56,6 +58,7 @@ class ScriptRequest:
     stdin: int | None = None
     processes: int = 1
     per_node: int = 1
+    micro_batch_size: int | None = None
     overrides: Mapping[str, Any] | None = None
     forks: str | None = None
     work: bool = False

@@ -58,10 +58,8 @@ def resolve_deepspeed(request: Request) -> Setup:
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, path)
     setup = Setup(name, job=Job(None, machine, gpus=gpus, nodes=request.nodes), request=request)
     if model is None:
-        for section in swaps:
-            section["nvme_path"] = path or section["nvme_path"]
         notes.append("these are the preset's constants. For buffers computed for your model and machine: --model ID")
-        return setup.put("deepspeed.config", config, "the preset's constants").with_notes(*notes)
+        return setup.put("deepspeed.config", load(name, path), "the preset's constants").with_notes(*notes)
 
     facts = describe(model, use_hub=hub_reachable(), use_built_in=True)
     if facts.origin == "architecture":

@@ -19,13 +19,20 @@ from hf_memkit.errors import MissingPackageError
 __all__ = ["PresetInfo", "accelerate_config", "load", "preset_index", "refuse_other_deepspeed"]
 
 
-def load(name: str) -> dict[str, Any]:
+def load(name: str, nvme_path: str | None = None) -> dict[str, Any]:
     """The DeepSpeed preset `name`.
+
+    Args:
+        name: a preset of `ds_configs/`.
+        nvme_path: folder for swap files, where the preset has any; None leaves the preset's placeholder.
 
     Raises:
         InputError: there is no such preset.
     """
     config: dict[str, Any] = json.loads(resources.find("ds_configs", name).read_text(encoding="utf-8"))
+    for section in config.get("zero_optimization", {}).values():
+        if nvme_path is not None and isinstance(section, dict) and section.get("device") == "nvme":
+            section["nvme_path"] = nvme_path
     return config
 
 

@@ -150,8 +150,9 @@ def _with_preset(setup: Setup, name: str, why: str) -> Setup:
     job = setup.resolved_for
     if job.model is None:
         setup = setup.put("deepspeed.preset", name, why)
-        setup = setup.put("deepspeed.config", load(name), f"ds_configs/{name}.json, its constants: no model was named")
-        return setup.put("arguments.optim", "adamw_torch", _why_adamw(load(name)))
+        config = load(name, job.nvme_path)
+        setup = setup.put("deepspeed.config", config, f"ds_configs/{name}.json, its constants: no model was named")
+        return setup.put("arguments.optim", "adamw_torch", _why_adamw(config))
     sized = size_preset(
         name, job.model, job.machine, nvme_path=job.nvme_path, gpus=job.gpus, nodes=job.nodes,
         accumulation=job.accumulation > 1, adapters=adapter_tensors(job.model, setup.section("adapter")),

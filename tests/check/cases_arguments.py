@@ -51,6 +51,14 @@ ARGUMENT_CASES: dict[str, list[Case]] = {
              file(max_completion_length=512, num_generations=8)),
         Case("max_seq_length", file(max_seq_length=2048, use_gradient_checkpointing=True, **SFT),
              file(max_seq_length=2048, use_gradient_checkpointing="unsloth", **SFT)),
+        # Names that other scripts have too show nothing, however many there are.
+        *(Case("exp_name", file(exp_name="a", num_generations=4), file(exp_name="a", **others)) for others in (
+            {"gamma": 1}, {"temperature": 1}, {"beta": 4, "gamma": 1}, {"total_episodes": 9, "kl_coef": 1},
+        )),
+        Case("max_prompt_length", file(max_prompt_length=512, **DPO),
+             file(max_prompt_length=1800, beta=2.5, gamma_beta_ratio=0.5)),
+        Case("max_seq_length", file(max_seq_length=128, loss_type="nll", **SFT),
+             file(max_seq_length=128, loss_type="focal")),
         Case("torch_dtype", file(torch_dtype="bfloat16", attn_implementation="sdpa", **SFT),
              file(torch_dtype="bfloat16", use_lora=True, lora_r=8, max_seq_length=512)),
     ],

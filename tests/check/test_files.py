@@ -55,6 +55,11 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
     [
         ({"zero_optimization": {"stage": 2}}, "deepspeed"),
         ({"bf16": {"enabled": True}}, "deepspeed"),
+        ({"train_batch_size": 8, "gradient_accumulation_steps": 2}, "deepspeed"),
+        ({"zero_optimization": {"stage": 2}, "bf16": True, "fp16": False}, "deepspeed"),
+        ({"zero_optimization": {"stage": 2}, "grad_clip": 1, "my_own": 2, "train_mirco_batch": 4}, "deepspeed"),
+        ({"zero_optimisation": {"stage": 2}}, "deepspeed"),
+        ({"optimiser": {"type": "AdamW", "params": {"lr": 1e-4}}, "steps_per_print": 10}, "deepspeed"),
         ({"output_dir": "x", "bf16": True}, "arguments"),
         ({"variants": {}, "summary": "x"}, "recipe"),
         *((content, "other") for content in (
@@ -83,12 +88,86 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
             {"model": {}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "scheduler": {"type": "cosine"}},
             {"net": {"width": 8}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "seed": 1},
             {"activation_checkpointing": True},
+            {"output_dir": "x", "learning_rate": 2e-5, "bf16": True, "train_batch_size": 64},
+            {"output_dir": "x", "train_batch_size": 64, "gradient_accumulation_steps": 2},
+            {"train_batch_size": 64, "bf16": True},
+            {"train_batch_size": 64, "model": "x", "epochs": 3},
+            {"wandb": {"project": "x"}, "seed": 1},
+            {"model_name_or_path": "x", "per_device_train_batch_size": 4, "train_micro_batch_size_per_gpu": 4},
         )),
     ],
 )  # fmt: skip
 def test_a_file_is_known_by_its_keys(tmp_path: Path, content: dict[str, Any], kind: str) -> None:
     (tmp_path / "file.json").write_text(json.dumps(content))
     assert read(tmp_path / "file.json").kind == kind
+
+
+def test_a_key_of_deepspeed_s_among_arguments_is_one_hint(tmp_path: Path) -> None:
+    path = tmp_path / "args.yaml"
+    path.write_text("output_dir: o\nlearning_rate: 2.0e-5\nbf16: true\ntrain_batch_size: 64\n")
+    assert [(p.rule, p.key, p.severity) for p in check_file(path)] == [
+        ("unknown-argument", "train_batch_size", "hint")
+    ]
+
+
+def test_a_misspelt_section_of_deepspeed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimisation": {"stage": 2}, "gradient_clipping": "auto", "steps_per_print": 10}')
+    (named,) = (problem for problem in check_file(path) if problem.key == "zero_optimisation")
+    assert named.rule == "unknown-key" and "'zero_optimization'" in named.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (
+            "deepspeed train_mem.py \\\n  --deepspeed ./scripts/zero2.json \\\n  --data_path ./playground/mix.json\n",
+            ["./scripts/zero2.json"],
+        ),
+        ("llamafactory-cli train examples/lora_sft.yaml\nllamafactory-cli export examples/merge.yaml\n", []),
+        (
+            "accelerate launch --config_file=acc.yaml run_dpo.py recipes/dpo.yaml --data d.json\n",
+            ["acc.yaml", "recipes/dpo.yaml"],
+        ),
+        ('python run_clm.py "args.json"\ntrl sft --config sft.yaml\n', ["args.json", "sft.yaml"]),
+        ("torchrun train.py --deepspeed $HOME/ds.json --train_file data/train.json\n", []),
+    ],
+)
+def test_of_a_shell_script_only_the_configs_are_named(tmp_path: Path, text: str, named: list[str]) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(text)
+    other = read(path).other
+    assert other is not None and other.instead.partition("memkit check ")[2].split() == named
+
+
+def test_a_key_with_an_empty_value_is_not_missing(tmp_path: Path) -> None:
+    arguments, config = tmp_path / "args.yaml", tmp_path / "ds.json"
+    arguments.write_text("use_peft: true\ntorch_dtype:\nevaluation_strategy:\n")
+    config.write_text('{"zero_optimization": {"stage": null}}')
+    found = {p.key: (p.value, p.missing) for p in (*check_file(arguments), *check_file(config))}
+    assert found["torch_dtype"] == found["evaluation_strategy"] == found["zero_optimization.stage"] == (None, False)
+    assert found["train_micro_batch_size_per_gpu"] == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("output_dir: o\nlora_target_module: [q_proj]\n", "hint"),
+        ("use_peft: true\nlora_target_module: [q_proj]\n", "error"),
+        ("output_dir: o\nper_device_train_batchsize: 4\n", "error"),
+        ("output_dir: o\ngradient_checkpointin: true\n", "error"),
+    ],
+)
+def test_a_misspelling_that_a_script_may_have_is_a_hint(tmp_path: Path, text: str, severity: str) -> None:
+    path = tmp_path / "args.yaml"
+    path.write_text(text)
+    assert [(p.rule, p.severity) for p in check_file(path)] == [("misspelt-argument", severity)]
+
+
+def test_a_script_s_own_names_are_one_hint(tmp_path: Path) -> None:
+    path = tmp_path / "args.yaml"
+    path.write_text("output_dir: o\nprompt_template: x\nmax_prompt_len: 9\nuse_nested_quant: true\nloss_weight: 1.0\n")
+    assert [(p.rule, p.key, p.severity) for p in check_file(path)] == [("unknown-argument", "prompt_template", "hint")]
 
 
 def test_keys_that_a_file_has_twice_are_found(tmp_path: Path) -> None:

@@ -117,6 +117,14 @@ def test_a_file_for_trl_says_more(run: Run, tmp_path: Path) -> None:
     assert content["env"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} and "get_peft_model" not in err
 
 
+@pytest.mark.parametrize("model", [(), ("--model", "gpt2")])
+def test_the_folder_for_swap_files_is_the_user_s(run: Run, tmp_path: Path, model: tuple[str, ...]) -> None:
+    """Finds: without a model the placeholder of ds_configs/ in its place."""
+    assert run("copy", "infinity", "inf.yaml", "--for", "trl", "--nvme-path", str(tmp_path), *model)[0] == 0
+    zero = json.loads((tmp_path / "inf-deepspeed.json").read_text())["zero_optimization"]
+    assert {zero[part]["nvme_path"] for part in ("offload_optimizer", "offload_param")} == {str(tmp_path)}
+
+
 def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model_name_or_path: gpt2\nblock_size: 128\nlearning_rate: 1e-4\n")
     told = json.loads(run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB", "--json")[1])
@@ -222,6 +230,8 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "lora", "--model", "no/such-model"), "no/such-model"),
         (("show", "lora", "--ram", "64GB"), "--ram: nothing can be computed without --model"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
+        (("show", "8bit", "--nvme-path", "/tmp"), "--nvme-path: preset '8bit'"),
+        (("copy", "8bit", "--args", "former.yaml"), "former.yaml: evaluation_strategy: write eval_strategy: steps"),
         (("show", "infinity", "--nvme-path", " "), "--nvme-path: empty; give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor its parent"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
@@ -235,6 +245,7 @@ def test_wrong_input_gets_a_line_each_and_writes_nothing(
         "broken.json": "{a",
         "twice.yaml": "max_steps: 1\nmax_steps: 2\n",
         "typo.yaml": "lora_target_module: [q_proj]\nlora_r: 4\nmy_own: 3\n",
+        "former.yaml": "evaluation_strategy: steps\nmax_steps: 3\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -94,5 +94,5 @@ def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, var
 
     text = " ".join(ran.stdout.split())
     assert "REHEARSAL" in text and "Not rehearsed: environment.PYTORCH_ALLOC_CONF" in text
-    assert "The target run trains openai-community/gpt2-xl" in text and "RANDOM weights" in text
+    assert "The target run trains openai-community/gpt2-xl" in text and "starts from random weights" in text
     assert (tmp_path / "run" / "model" / ("adapter_config.json" if variant == "lora" else "config.json")).exists()

@@ -155,6 +155,16 @@ EXAMPLES: tuple[Example, ...] = (
          "reserved_bytes": gib(4.61) + mib(20), "cached_bytes": mib(20)},
     ),
     Example(
+        "torch 2.x in a container: NVML sees no process", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
+        "130.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 12.81 MiB is free. Process 3427 has 0 bytes memory in "
+        "use. Process 3428 has 0 bytes memory in use. Including non-PyTorch memory, this process has 0 bytes memory in use. "
+        "Of the allocated memory 10.47 GiB is allocated by PyTorch, and 200.00 MiB is reserved by PyTorch but unallocated.",
+        "torch-device", "another process",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(130), "capacity_bytes": gib(79.1),
+         "free_bytes": mib(12.81), "allocated_bytes": gib(10.47), "reserved_bytes": gib(10.47) + mib(200),
+         "cached_bytes": mib(200), "processes": ((3427, None), (3428, None))},
+    ),
+    Example(
         "torch 2.x: private pools", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB. GPU 0 has "
         "a total capacity of 94.97 GiB of which 218.81 MiB is free. Including non-PyTorch memory, this process has 93.84 "
         "GiB memory in use. Of the allocated memory 91.19 GiB is allocated by PyTorch, with 118.00 MiB allocated in "
@@ -217,6 +227,13 @@ EXAMPLES: tuple[Example, ...] = (
         {"device": 0, "device_type": "xpu", "requested_bytes": gib(59.61), "capacity_bytes": gib(28.55),
          "free_bytes": gib(12.01), "allocated_bytes": gib(15.30), "reserved_bytes": gib(15.30) + mib(120),
          "cached_bytes": mib(120)},
+    ),
+    Example(
+        "XPU, without the free size", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+        "total capacity of 15.11 GiB. Of the allocated memory 13.50 GiB is allocated by PyTorch, and 400.00 MiB is reserved "
+        "by PyTorch but unallocated.", "torch-device", "size",
+        {"device": 0, "device_type": "xpu", "requested_bytes": gib(2), "capacity_bytes": gib(15.11),
+         "allocated_bytes": gib(13.5), "reserved_bytes": gib(13.5) + mib(400), "cached_bytes": mib(400)},
     ),
     Example("XPU: Level Zero", "RuntimeError: level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
             "level-zero", "context and libraries", {"device_type": "xpu"}),
@@ -618,6 +635,10 @@ NOT_MESSAGES = (
     # lines of source around a frame of a notebook
     '     63         "CUDA out of memory.",  # CUDA OOM\n     64         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",\n'
     "---> 65         \"DefaultCPUAllocator: can't allocate memory\",\nNameError: name 'x' is not defined",
+    'KeyError      Traceback (most recent call last)\nCell In[3], line 4\n----> 4 x["labels"]\n      5     print(error)\n'
+    "      6     # RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n      7     MemoryError\n\nKeyError: 'labels'",
+    "│ /x/train.py:7 in <module>            │\n│   5 │   # CUDA out of memory           │\n│   6 │                                  │\n"
+    "│ ❱ 7 │   x['labels']                    │\n╰──────────────────────────────────────╯\nKeyError: 'labels'",
     # what a model wrote
     "{'loss': 0.9, 'completion': 'Your program failed because the GPU is out of memory. Reduce the batch size.'}",
     "{'num_tokens': 1.2e4, 'epoch': 0.1, 'completion': 'Error: CUDA out of memory.'}",

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.oom import Explanation, explain_oom, explain_records
+from hf_memkit.oom import Explanation, explain_oom, explain_records, judge
 from hf_memkit.oom.advice import _OFFERED
+from tests.oom.oom_messages import EXAMPLES
 from tests.oom.tracebacks import PLAIN
 
 TOP = "Traceback (most recent call last):\n"
@@ -61,6 +62,7 @@ PREDICTIONS = (
 ARRAY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 59.6 GiB for an array with shape (4000, 512)"
 SHARDS = "Loading checkpoint shards:  33%|███        | 1/3 [00:14<00:28, 14.31s/it]\n"
 MAP = "Map (num_proc=512):  33%|███        | 1/3 [00:14<00:28, 14.31s/it]\n"
+ENDED = "{'train_runtime': 12.3, 'train_loss': 1.2, 'epoch': 3.0}\n100%|██████████| 500/500 [00:30<00:00, 16.1it/s]\n"
 SAVE = "Saving model checkpoint to out/checkpoint-500\n"
 
 
@@ -80,6 +82,10 @@ SAVE = "Saving model checkpoint to out/checkpoint-500\n"
          ["preprocess_logits_for_metrics", "batch_eval_metrics", "prediction_loss_only", "command"]),
         (PREDICTIONS + ARRAY, {"batch_eval_metrics": True},
          ["preprocess_logits_for_metrics", "prediction_loss_only", "command"]),
+        (ENDED + "Killed", {"dataloader_num_workers": 8},
+         ["from_pretrained", "preprocess_logits_for_metrics", "command"]),
+        (ENDED + "Killed", {"fsdp": "full_shard", "prediction_loss_only": True},
+         ["from_pretrained", "fsdp_config", "command"]),
         ("Killed", None, ["dataloader_num_workers", "deepspeed", "command"]),
         ("Killed", {"dataloader_num_workers": 0}, ["command"]),
         ("Killed", {"dataloader_num_workers": 8}, ["dataloader_num_workers", "command"]),
@@ -300,6 +306,28 @@ def test_a_request_of_the_size_of_logits_or_scores_is_known(
         assert "use_liger_kernel" in keys(explanation), "a request of several GiB"
 
 
+@pytest.mark.parametrize("name", ["vLLM, too small a cache", "JAX, now", "NCCL, 2.18 and before"])
+def test_a_cache_a_program_and_a_buffer_are_not_called_logits(name: str) -> None:
+    text = next(example.text for example in EXAMPLES if example.name == name)
+    explanation = told(text, {**JOB, "max_length": 4096, "per_device_train_batch_size": 8})  # scores of 16 GiB
+    assert explanation.found is not None and explanation.found.trace.place is None
+    assert explanation.verdict is not None and explanation.verdict.why == judge(explanation.found.message).why
+    assert "use_liger_kernel" not in keys(explanation)
+
+
+def test_a_tiny_request_fails_at_a_limit_of_the_process() -> None:
+    text = "RuntimeError: unable to mmap {} bytes from file </torch_41_3>: Cannot allocate memory (12)"
+    found = told(text.format(1224)).verdict
+    assert found is not None and found.cause == "host memory"
+    assert [one.value.partition("=")[0] for one in found.settings] == [
+        "sudo sysctl -w vm.max_map_count",
+        "ulimit -v unlimited",
+    ]
+    assert keys(told(text.format(1224)))[0] == "dataloader_num_workers", "whose tensors are memory maps"
+    assert told(text.format(2**30)).verdict.settings == ()  # type: ignore[union-attr]
+    assert told("/Users/me/train.py:3: UserWarning\n" + text.format(1224)).verdict.settings == ()  # type: ignore[union-attr]
+
+
 def test_a_known_place_is_not_called_logits() -> None:
     explanation = told(ADAM_STEP + gpu("7.83 GiB"), JOB)
     assert explanation.found is not None and explanation.found.trace.place == "optimizer states"
@@ -364,14 +392,24 @@ def test_page_locked_ram_by_who_locks_it(text: str, first: str) -> None:
     assert cause(explanation) == "host memory" and keys(explanation)[0] == first
 
 
-def test_a_warning_of_fsdp_is_a_save() -> None:
+@pytest.mark.parametrize(
+    "warns",
+    [
+        "/e/torch/distributed/fsdp/_state_dict_utils.py:312: UserWarning: Failed to clone() tensor with name x. ",
+        "/e/torch/distributed/fsdp/fully_sharded_data_parallel.py:2224: UserWarning: Failed to clone() tensor x. ",
+        "UserWarning: Failed to clone() tensor with name x. ",
+        "layers.39.weight on rank 1. This may mean x if this parameter is managed by FSDP. Please check x. ",
+    ],
+)  # fmt: skip
+def test_a_warning_of_fsdp_is_a_save(warns: str) -> None:
     warned = (
-        "/e/torch/distributed/fsdp/_state_dict_utils.py:312: UserWarning: Failed to clone() tensor with name x. "
-        "Error: CUDA out of memory. Tried to allocate 172.00 MiB (GPU 0; 47.54 GiB total capacity; 45.40 GiB already "
-        "allocated; 25.62 MiB free; 46.42 GiB reserved in total by PyTorch)"
+        f"{warns}Error: CUDA out of memory. Tried to allocate 172.00 MiB (GPU 0; 47.54 GiB total capacity; 45.40 GiB "
+        "already allocated; 25.62 MiB free; 46.42 GiB reserved in total by PyTorch)"
     )
     explanation = told(warned)
     assert explanation.found is not None and explanation.found.phase == "save" and not explanation.next_steps
+    trace = explanation.found.trace
+    assert (trace.place, trace.library, "FSDP" in trace.in_use) == ("gathered weights", "FSDP", True)
     assert explanation.changes[0].value == {"state_dict_type": "SHARDED_STATE_DICT"}
 
 
@@ -495,7 +533,8 @@ def test_one_large_allocation_on_an_intel_gpu() -> None:
     explanation = told(text.format("4.00", "1.00"))
     assert explanation.verdict is not None and cause(explanation) == "cap"
     assert [one.key for one in explanation.verdict.settings] == ["environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS"]
-    assert cause(told(text.format("4.00", "12.00"))) == cause(told(text.format("3.00", "1.00"))) == "unknown"
+    assert cause(told(text.format("4.00", "12.00"))) == "size", "more than the GPU has, with what is reserved"
+    assert cause(told(text.format("3.00", "1.00"))) == "unknown"
 
 
 def test_what_a_notebook_prints_twice_is_explained_by_its_frames() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hf_memkit.cli import main
 from hf_memkit.oom.surroundings import Surroundings
+from tests.oom.oom_messages import EXAMPLES
 from tests.oom.test_oom_advice import BACKWARD, TOP, frame, gpu, keys, told
 from tests.oom.tracebacks import PLAIN
 
@@ -117,6 +118,14 @@ def test_the_vocabulary_is_read_from_the_models_folder(capsys: pytest.CaptureFix
         (f"cmd = {LAUNCHED}", "train.py", ("--deepspeed", "ds.json")),
         ("python -m torch.distributed.run --nproc_per_node=2 -m trl.scripts.sft --max_length 10", "-m trl.scripts.sft",
          ("--max_length", "10")),
+        ("uv run train.py --bs 4", "train.py", ("--bs", "4")),
+        ("$ uv run --with trl python train.py --bs 4", "train.py", ("--bs", "4")),
+        ("poetry run accelerate launch -m training.trainer --bs 4", "-m training.trainer", ("--bs", "4")),
+        ("pixi run train.py --bs 4", "train.py", ("--bs", "4")),
+        ("conda run -n x --no-capture-output scripts/train.py --bs 4", "scripts/train.py", ("--bs", "4")),
+        ("deepspeed --num_gpus 2 --module training.trainer --bs 4", "-m training.trainer", ("--bs", "4")),
+        ("['/opt/bin/python', '-m', 'training.trainer', '--local_rank=0', '--bs', '4'] exits with return code = 1",
+         "-m training.trainer", ("--bs", "4")),
         ('Command "python train.py" returned non-zero exit status 137', "train.py", ()),
         ('Command "/opt/bin/python3.9 train.py --bf16 True --bs 4", exit code: 1', "train.py",
          ("--bf16", "True", "--bs", "4")),
@@ -141,6 +150,55 @@ def test_what_is_no_command(line: str) -> None:
     seen = Surroundings()
     seen.see(line)
     assert seen.command is None
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "known"),
+    [
+        ("torchrun --nproc_per_node 2 -m training.trainer", "/w/training/trainer.py", True),
+        ("python -m training.trainer", "/w/training/trainer.py", True),
+        ("python -m training.trainer", "training/trainer.py", True),
+        ("python -m training", "/w/training/__main__.py", True),
+        ("accelerate launch --num_processes 2 -m training.trainer", "/w/training/trainer.py", True),
+        ("deepspeed --module training.trainer", "C:\\w\\training\\trainer.py", True),
+        ("uv run -m training.trainer", "/w/training/trainer.py", True),
+        ("python -m training.trainer", "/w/other/trainer.py", False),
+        ("python -m pip", "/w/training/trainer.py", False),
+    ],
+)  # fmt: skip
+def test_the_arguments_of_a_module_that_a_frame_names(command: str, file: str, known: bool) -> None:
+    own = "--per_device_train_batch_size 4 --gradient_checkpointing True"
+    top = TOP + f'  File "{file}", line 9, in <module>\n    main()\n'
+    explanation = told(f"{command} {own}\n{PLAIN.replace(TOP, top)}{gpu()}")
+    first = explanation.changes[0]
+    assert (first.current, first.value) == ((4, 2) if known else (None, "half"))
+    assert ("activation_checkpointing" in keys(explanation)) is not known
+    target = f"-m {command.split()[-1]}" if known else file
+    assert explanation.next_steps[0] == f"memkit predict {target} --gpu 24GB -- {own if known else 'ARGUMENTS'}"
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "helps"),
+    [
+        ("export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0", "0.0", False),
+        ('os.environ["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] = "0.0"', "0.0", False),
+        ("%env PYTORCH_MPS_HIGH_WATERMARK_RATIO=0", "0", False),
+        ("PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.7 python train.py", "0.7", True),
+        ("step 1", None, True),
+    ],
+)  # fmt: skip
+def test_a_limit_of_mps_that_the_log_lifts_is_not_lifted_again(line: str, value: str | None, helps: bool) -> None:
+    error = next(example.text for example in EXAMPLES if example.name == "MPS, GB that are GiB")
+    for text in (error, error.replace("Use ", "Use\n"), error.replace("0.0 ", "0.0\n")):
+        seen = Surroundings()
+        for one in f"{line}\n{text}\n".splitlines(keepends=True):
+            seen.see(one)
+        assert seen.watermark == value
+        verdict = told(f"{line}\n{text}").verdict
+        assert verdict is not None and verdict.cause == "cap"
+        (lift,) = verdict.settings if helps else verdict.no_help
+        assert (lift.key, lift.value) == ("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")
+        assert not (verdict.no_help if helps else verdict.settings)
 
 
 USERS = '  File "/home/me/job/train.py", line 40, in <module>\n    main()\n'

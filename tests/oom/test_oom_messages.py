@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from hf_memkit.oom import OomMessage, explain_oom, find_messages, judge, parse_message
+from hf_memkit.oom.figures import _WHOLE, joined
 from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.patterns import FORMS
 from tests.oom.oom_messages import EXAMPLES, LINES, NOT_MESSAGES, Example, Line
@@ -108,6 +109,40 @@ def test_a_message_that_is_wrapped_anywhere_gives_the_same_numbers() -> None:
                 lines[-1] += f"{word} "
             message = parse_message("\n".join(lines))
             assert message is not None and numbers(message) == example.fields, (example.name, width)
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]:", "[rank1]: ", "trainer-1  | "])
+def test_a_message_that_is_broken_inside_its_words_gives_the_same_numbers(prefix: str) -> None:
+    for example in EXAMPLES:
+        if example.form not in ("torch-device", "torch-mps") or "NPU" in example.text or "\n" in example.text:
+            continue
+        for width in range(50, 110, 3):
+            pieces = [example.text[at : at + width] for at in range(0, len(example.text), width)]
+            for lines in (pieces, [piece.strip() for piece in pieces]):
+                message = parse_message("\n".join(prefix + line for line in lines))
+                assert message is not None and numbers(message) == example.fields, (example.name, width)
+
+
+def test_lines_are_joined_by_a_blank_unless_a_word_or_a_size_is_broken() -> None:
+    whole = {
+        "has a to": "tal capacity",
+        "12.8": "1 MiB is free",
+        "12.": "81 MiB",
+        "Process 34": "27 has",
+        "GPU 1": "2 has",
+    }
+    apart = {
+        "of which": "12.81 MiB",
+        "exit code: 13": "7 files",
+        "pid 4821": "5 steps",
+        "memory in": "use",
+        "is": "free",
+    }
+    for first, second in whole.items():
+        assert joined(first, second) == first + second
+    for first, second in apart.items():
+        assert joined(first, second) == f"{first} {second}"
+    assert not {first + second for first in _WHOLE for second in _WHOLE} & _WHOLE, "two whole words that make a third"
 
 
 @pytest.mark.slow

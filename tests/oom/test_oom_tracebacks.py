@@ -258,6 +258,8 @@ def test_page_locked_ram_is_what_a_frame_asks_for_and_not_a_word_in_the_log(abov
         ("Loading model from out/checkpoint-500.", "resume"),
         ("***** Running Evaluation *****", "evaluate"),
         ("***** Running training *****", None),
+        ("{'train_runtime': 12.3, 'train_samples_per_second': 40.1, 'train_loss': 1.2, 'epoch': 3.0}", "after"),
+        ("  train_runtime            = 0:00:12.34", "after"),
         ("{'loss': 2.1, 'learning_rate': 1e-05}", None),
     ],
 )
@@ -432,6 +434,25 @@ def test_frames_that_a_box_wraps_are_whole(prefix: str) -> None:
 def test_frames_of_windows_tell_the_phase(head: str, last: str) -> None:
     (found,) = find_messages(f"Traceback (most recent call last)\n{head}\n{last}\n{SIZE}")
     assert found.phase == "load"
+
+
+@pytest.mark.parametrize(
+    ("file", "function"),
+    [("modeling_utils.py", "_load_state_dict_into_meta_model"), ("modeling_utils.py", "_load_state_dict_into_model"),
+     ("modeling_utils.py", "_load_pretrained_model"), ("core_model_loading.py", "_materialize_copy")],
+)  # fmt: skip
+def test_functions_that_load_weights_are_loading(file: str, function: str) -> None:
+    log = (
+        f'Traceback (most recent call last):\n  File "/e/site-packages/transformers/{file}", line 787, in {function}\n'
+    )
+    (found,) = find_messages(f"{log}    param = param.to(device)\n{SIZE}")
+    assert found.phase == "load"
+
+
+def test_a_frame_without_its_source_ends_with_the_function() -> None:
+    frame = '  File "/e/site-packages/torch/utils/checkpoint.py", line 3, in backward\n'
+    (found,) = find_messages(f"Traceback (most recent call last):\n{frame}{SIZE}")
+    assert (found.trace.place, found.trace.frame) == ("recomputation", "torch/utils/checkpoint.py, backward")
 
 
 def test_a_merge_of_unsloth_is_a_merge() -> None:

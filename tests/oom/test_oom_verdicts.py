@@ -137,6 +137,27 @@ def test_what_lies_outside_the_allocator() -> None:
     assert verdict.cause == "context and libraries" and "9.00 GiB outside PyTorch's allocator" in verdict.why
 
 
+def test_others_of_which_only_some_have_a_size_do_not_hide_the_rest() -> None:
+    """As where one container's processes have sizes and another's do not."""
+    some = replace(GPU, process_bytes=None, allocated_bytes=9 * GIB, reserved_bytes=10 * GIB,
+                   processes=(Process(7, 300 * MIB), Process(8, None)))  # fmt: skip
+    verdict = judge(some)
+    assert verdict.cause == "another process"
+    assert verdict.figures["outside_allocator_gib"] == 29 and "other_processes_gib" not in verdict.figures
+
+
+def test_what_can_have_been_free_at_most_decides_where_the_message_has_no_free_size() -> None:
+    xpu = replace(GPU, device_type="xpu", free_bytes=None, process_bytes=None)  # 38 of 40 GiB reserved
+    for requested, allocated, cause, short in (
+        (4, 37, "size", 1),
+        (4, 30, "fragmentation", None),
+        (2, 37, "unknown", None),
+    ):
+        verdict = judge(replace(xpu, requested_bytes=requested * GIB, allocated_bytes=allocated * GIB))
+        assert (verdict.cause, verdict.figures.get("short_gib")) == (cause, short)
+        assert not {"free_gib", "outside_allocator_gib"} & set(verdict.figures)
+
+
 def test_free_after_all() -> None:
     assert judge(replace(GPU, free_bytes=8 * GIB, process_bytes=32 * GIB)).cause == "unknown"
     raced = replace(GPU, free_bytes=8 * GIB, process_bytes=30 * GIB, processes=(Process(5, 2 * GIB),))

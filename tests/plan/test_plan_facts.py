@@ -220,11 +220,16 @@ def test_rules_judge_choices_together() -> None:
     assert "lomo-with-fp16" in refused({**lomo, **fp16}, facts, machine, 1)
 
 
-@pytest.mark.parametrize(("dtypes", "proposed"), [(["float32"], True), (["bfloat16", "float32"], False)])
-def test_no_fp16_is_proposed_where_gradients_are_in_bf16(dtypes: list[str], proposed: bool) -> None:
-    """Would notice: advice that leads to gradients which no CUDA kernel unscales."""
-    facts: dict[str, Any] = {"arguments": {"bf16": True}, "trained_dtypes": dtypes}
-    assert bool(list(_precisions(facts, described_machine("T4", None, None, None)))) is proposed
+@pytest.mark.parametrize(
+    ("dtypes", "model_type", "proposed"),
+    [(["float32"], "llama", True), (["bfloat16", "float32"], "llama", False), (["float32"], "t5", False)],
+)
+def test_no_fp16_is_proposed_where_it_cannot_train(dtypes: list[str], model_type: str, proposed: bool) -> None:
+    """Would notice: advice that leads to gradients which no CUDA kernel unscales, or to losses that are NaN."""
+    facts: dict[str, Any] = {"arguments": {"bf16": True}, "trained_dtypes": dtypes, "model_type": model_type}
+    left_out: dict[str, str] = {}
+    found = list(_precisions(facts, described_machine("T4", None, None, None), left_out))
+    assert bool(found) is proposed and ("fp16" in left_out) is (model_type == "t5")
 
 
 @pytest.mark.slow

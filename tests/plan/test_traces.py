@@ -109,7 +109,7 @@ def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_map_is_seen_and_no_engine_is_proposed_beside_it(
+def test_a_device_map_is_seen_and_no_zero_3_is_proposed_beside_it(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Would notice: ZeRO-3 on the first line of a script whose `from_pretrained` DeepSpeed then refuses."""
@@ -126,10 +126,11 @@ def test_a_device_map_is_seen_and_no_engine_is_proposed_beside_it(
             found = content(started.of(Overrides()))["about"]["plan"]
         left_out: dict[str, str] = {}
         machine = described_machine("T4", None, None, None)
-        choices_for({**found, "trained_dtypes": ["bfloat16"]}, machine, {}, gpus=1, left_out=left_out)
-        assert found["device_map"] is bool(options) and ("device_map" in left_out.get("DeepSpeed", "")) is bool(
-            options
-        )
+        facts = {**found, "trained_dtypes": ["bfloat16"]}
+        engines = choices_for(facts, machine, {}, gpus=1, left_out=left_out)["engine"]
+        names = {each.name for each in engines if each is not None}
+        assert found["device_map"] is bool(options) is ("zero3-offload" in left_out)
+        assert names == ({"zero2-offload"} if options else {"zero2-offload", "zero3-offload"})
 
 
 TRLS_OWN = """

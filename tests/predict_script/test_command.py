@@ -225,11 +225,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 rows = [{"input_ids": torch.zeros(64, dtype=torch.long), "labels": torch.zeros(64, dtype=torch.long)}] * 400
 model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=20_000, n_positions=64))
-batch, finds, evaluates = int(sys.argv[1]), sys.argv[2] == "finds", int(sys.argv[3])
+batch, finds, evaluates = int(sys.argv[1]), sys.argv[2].startswith("finds"), int(sys.argv[3])
 print("a run of the script", file=open("runs", "a"))
 arguments = TrainingArguments(
     "out", per_device_train_batch_size=batch, auto_find_batch_size=finds, max_steps=2, report_to="none",
     save_strategy="no", per_device_eval_batch_size=evaluates or 1, eval_strategy="steps" if evaluates else "no")
+if sys.argv[2] == "finds later":
+    arguments.per_device_train_batch_size = 2 * batch
 Trainer(model, arguments, train_dataset=rows, eval_dataset=rows).train()
 """
 
@@ -253,6 +255,8 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
     assert any("200" in note and str(batch) in note for note in found["notes"] if "auto_find_batch_size" in note)
     assert predicted(str(batch), "", "0")[0] == 0
     assert predicted(str(tried[tried.index(batch) - 1]), "", "0")[0] == 1
+    code, later = predicted("100", "finds later", "0")  # set after the arguments are made
+    assert code == 0 and later["request"]["micro_batch_size"] == batch
     fits = predicted("4", "finds", "0")
     assert fits[0] == 0 and not any("auto_find" in note for note in fits[1]["notes"])
     code, found = predicted("4", "finds", "200")  # an evaluation: Trainer tries nothing

@@ -240,13 +240,14 @@ import numpy, torch
 class Similarity:
     primary_metric = "score"
 
-    def __init__(self, size, breaks=False):
-        self.size, self.breaks = size, breaks
+    def __init__(self, size, breaks=False, sparse=False):
+        self.size, self.breaks, self.sparse = size, breaks, sparse
 
     def __call__(self, model, output_path=None):
         with torch.inference_mode():
             ids = torch.ones(self.size, 16, dtype=torch.long).to(model.device)
-            found = numpy.asarray(model(input_ids=ids).logits.float().cpu().numpy())
+            logits = model(input_ids=ids).logits.float()
+            found = numpy.asarray((logits.to_sparse() if self.sparse else logits).cpu().numpy())
         if self.breaks:
             raise ValueError("Input contains NaN")
         if output_path:
@@ -260,6 +261,11 @@ class Similarity:
 def evaluated(model):
     return float(model.lm_head.weight.sum().cpu().numpy())
 
+def evaluated_often(model, once):
+    for _ in range(10_000):
+        once()
+        model.lm_head.weight.sum()
+
 def longest(rows):
     return max(map(len, rows))
 """
@@ -271,9 +277,12 @@ trainer = made("logits")
 
 @pytest.fixture
 def library(tmp_path: Path) -> dict[str, str]:
-    """Where a library is installed that evaluates, as a variable of the environment."""
-    package = tmp_path / "site-packages" / "a_library"
+    """Where pip has put a library that evaluates (`--target`), as a variable of the environment."""
+    package = tmp_path / "libraries" / "a_library"
     package.mkdir(parents=True)
+    record = package.parent / "a_library-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("a_library/__init__.py,,\n")
     (package / "__init__.py").touch()
     (package / "evaluation.py").write_text(LIBRARY)
     return {"PYTHONPATH": str(package.parent)}
@@ -291,11 +300,14 @@ assert found["score"] != found["score"] and found["parts"][0] != found["parts"][
 assert found["parts"][1]["first"] != found["parts"][1]["first"]
 failed = Similarity(4, breaks=True)(trainer.model)
 assert failed[Similarity.primary_metric] != failed[Similarity.primary_metric]
+sparse = Similarity(4, sparse=True)(trainer.model)
+assert sparse["score"] != sparse["score"]
 assert evaluated(trainer.model) != evaluated(trainer.model)
 trainer.train()
 assert Similarity(256)(trainer.model)["score"] != 0
 """
     found = predict(code, environment=library)
+    assert "about" in found, found
     logits = 256 * 16 * 1000 * 4
     weights = 4 * found["about"]["parameters"]
     # GPT-2's logits, and layers' parts beside them; the optimizer's states in the second.
@@ -304,6 +316,31 @@ assert Similarity(256)(trainer.model)["score"] != 0
     notes = " ".join(found["about"]["notes"])
     assert "Similarity" in notes and "evaluated" in notes and "longest" not in notes
     assert not (tmp_path / "score.txt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("within", [True, False])
+def test_a_long_evaluation_ends(predict: Predict, library: dict[str, str], within: bool) -> None:
+    """Would notice: an evaluator of thousands of texts that runs to its end, within a training or above it."""
+    code = f"""{EVALUATOR}
+from hf_memkit.prediction.child import library_evaluations
+library_evaluations._LIMIT_S = 0.5
+evaluator, calls = Similarity(4), []
+class Long(type(trainer)):
+    def evaluate(self, *args, **kwargs):
+        super().evaluate(*args, **kwargs)
+        return many(self.model)
+def many(model):
+    return evaluated_often(model, lambda: calls.append(evaluator(model)))
+from a_library.evaluation import evaluated_often
+trainer.__class__ = Long
+{"trainer.args.eval_strategy = 'steps'" if within else "many(trainer.model)"}
+trainer.train()
+assert 0 < len(calls) < 10_000, len(calls)
+"""
+    found = predict(code, environment=library)
+    assert "trace" in found, found
+    assert any("evaluated_often" in note and "first" in note for note in found["about"]["notes"])
 
 
 @pytest.mark.parametrize(

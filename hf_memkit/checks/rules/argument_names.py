@@ -9,7 +9,7 @@ from hf_memkit.argument_values import misspelt, unknown
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import accelerate_keys
-from hf_memkit.former_arguments import former_arguments, trl_in_use
+from hf_memkit.former_arguments import ever_fields, former_arguments, trl_in_use
 
 _PARSER: Final = "transformers 5.23.0: hf_argparser.py 382"
 
@@ -25,9 +25,13 @@ _OF_TRAINER: Final[Mapping[str, str]] = {
     source=_PARSER,
 )
 def misspelt_argument(subject: Subject) -> Iterator[Found]:
-    for name, value in subject.own_names.items():
-        if near := misspelt(str(name)):
-            yield Found(name, value, fix=f"write {' or '.join(map(repr, near))}", argument=True)
+    """A hint if the field is TRL's and nothing shows that the file is: scripts have arguments of their own."""
+    names = {str(name): value for name, value in subject.own_names.items()}
+    for name, value in names.items():
+        if near := misspelt(name):
+            sure = near[0] in ever_fields("transformers") or trl_in_use(names.keys())
+            fix = f"write {' or '.join(map(repr, near))}"
+            yield Found(name, value, fix=fix, argument=True, severity=None if sure else "hint")
 
 
 def _former(subject: Subject, library: str) -> Iterator[Found]:

@@ -85,7 +85,6 @@ def _texts(subject: Subject, *types: Any) -> Iterator[tuple[str, str]]:
     """Arguments that are texts, and should be of one of `types`. Only of a file: a setup's were checked when it was
     made. TRL's parser converts them (trl 1.16.0: scripts/utils.py 371-381, argparse)."""
     given = subject.arguments if subject.arguments_file else None
-    long_names = {str(name) for name in given or {} if "_" in str(name) or name == "packing"}
-    for name, value in (given or {}).items() if not trl_in_use(long_names) else ():
+    for name, value in (given or {}).items() if not trl_in_use(set(map(str, given or {}))) else ():
         if isinstance(value, str) and argument_types().get(name) in types:
             yield name, value

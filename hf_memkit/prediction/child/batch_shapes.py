@@ -22,7 +22,7 @@ def shape_of(batch: Batch) -> str:
     ids = {name: each for name, each in tensors.items() if name.endswith("input_ids")}
     media = {name: each for name, each in tensors.items() if needs(each)[1] and (not ids or each.dim() > 1)}
     shapes = []
-    for kind in (ids, media if ids or media else tensors):
+    for kind in (ids, media if ids or media or _has_text(batch) else tensors):
         if kind:
             name = max(kind, key=lambda each: kind[each].numel())
             shape = " × ".join(f"{size:,}" for size in kind[name].shape)

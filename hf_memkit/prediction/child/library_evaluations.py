@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.evaluations import Metrics, without_values
+from hf_memkit.prediction.child.libraries import shapes_from_values_are_unmodelled
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
@@ -71,11 +72,13 @@ class LibraryEvaluations:
             """As the library has it; a text, because evaluate adds to that of a copy (0.4.6: module.py 229)."""
             place, in_training = users_line(), self.phase is None
             with contextlib.ExitStack() as stack:
-                read = stack.enter_context(self._boundary.values_are_made_up(_LIMIT_S, self._begins))
+                read = stack.enter_context(self._boundary.values_are_made_up(self._begins))
+                stack.enter_context(self._boundary.tracer.limited(_LIMIT_S))
                 if self.phase is not None:
                     stack.enter_context(self.phase())
                 try:
-                    found = method(*args, **kwargs)
+                    with shapes_from_values_are_unmodelled():
+                        found = method(*args, **kwargs)
                 except Exception as error:
                     if method.__name__ == "__init__" or not (in_training or read or isinstance(error, Unmodelled)):
                         raise

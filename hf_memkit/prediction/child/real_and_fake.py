@@ -16,9 +16,7 @@ get an answer where they only look (`bool`, `.item()`), as in the traced steps.
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
@@ -71,7 +69,6 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trained = False
         self.read: list[str] | None = None
         self._begins: Callable[[], None] = lambda: None
-        self._limit_s = self._until = math.inf
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self)
@@ -105,17 +102,16 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
     @contextlib.contextmanager
-    def values_are_made_up(self, limit_s: float, begins: Callable[[], None]) -> Iterator[list[str]]:
+    def values_are_made_up(self, begins: Callable[[], None]) -> Iterator[list[str]]:
         """Within it whoever asks for values gets some, and it comes into the list that is given; `begins` is called
-        before the first. After `limit_s` seconds the next operation is refused."""
-        outer = self.read, self._until
+        before the first."""
+        outer = self.read
         if self.read is None:
             self.read, self._begins = [], begins
-            self._limit_s, self._until = limit_s, time.monotonic() + limit_s
         try:
             yield self.read
         finally:
-            self.read, self._until = outer
+            self.read = outer
 
     def made_up(self, asked: str) -> None:
         """A value is asked for, and is made up."""
@@ -140,8 +136,6 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.read is not None and time.monotonic() > self._until:
-            raise Unmodelled(f"the end of its first {self._limit_s:.0f} s")
         if kwargs.get("pin_memory"):  # a build without CUDA ends the process; it is the host's memory either way
             kwargs = {**kwargs, "pin_memory": False}
         if not any(issubclass(each, FakeTensor) for each in types):

@@ -106,7 +106,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         library = LibraryEvaluations(boundary, evaluations.notes, nowhere.redirect)
         library.install()
         after.library = library
-    trained = _at_train(traced, after, evaluations, loops, tracer.host, out)
+    trained = _at_train(traced, after, evaluations, loops, tracer.host, out, request.micro_batch_size)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
@@ -227,6 +227,7 @@ def _at_train(
     loops: OwnLoops,
     host: HostMemory | None,
     out: _Result,
+    micro_batch_size: int | None,
 ) -> list[Found]:
     """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and evaluations, until
     then: their values would be made up. What was found comes into the list."""
@@ -239,6 +240,10 @@ def _at_train(
             trains_in_a_fork(out.end)
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
+        if micro_batch_size is not None:  # here, as Trainer does it: the script may set its own until now
+            object.__setattr__(self.args, "per_device_train_batch_size", micro_batch_size)
+            object.__setattr__(self.args, "auto_find_batch_size", False)
+            self._train_batch_size = self.args.train_batch_size
         try:
             refuse_checkpoint(self, resume_from_checkpoint)
             evaluations.answer = loops.stop = None

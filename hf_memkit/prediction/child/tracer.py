@@ -7,10 +7,12 @@ that the order of events is that of the real run, but for cycles that the garbag
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Self
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.constant_propagation import WITHOUT_FAKE, KnownValues
 from hf_memkit.prediction.child.cuda_dtypes import REFUSED, refuse_types
 from hf_memkit.prediction.child.fast_fakes import FastFakes
@@ -78,6 +81,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.default: Category = "other"
         self.items: Counter[str] = Counter()
         self.made_up: Callable[[], None] = lambda: None
+        self._until: float | None = None
+        self._limit_s = 0.0
         self.device_type = device_type
         self.host = HostMemory() if device_type != "cpu" else None
         self.recorder = WorkRecorder(device_type) if work else None
@@ -182,11 +187,24 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Nothing is compiled here: keeping torch.compile out of every call would take a fifth of the time."""
         return False
 
+    @contextlib.contextmanager
+    def limited(self, limit_s: float) -> Iterator[None]:
+        """Within it, after so many seconds the next operation is refused; within another one, by that one."""
+        outer = self._until
+        if outer is None:
+            self._until, self._limit_s = time.monotonic() + limit_s, limit_s
+        try:
+            yield
+        finally:
+            self._until = outer
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
             return device  # autograd and the optimizers ask for it twice as often as they compute
+        if self._until is not None and time.monotonic() > self._until:
+            raise Unmodelled(f"the end of its first {self._limit_s:.0f} s")
         kwargs = kwargs or {}
         if (refusal := self._refused.get(id(func))) is not None:
             refuse_types(func, args, kwargs, refusal, self.module)

@@ -44,7 +44,20 @@ def line_of(found: types.TracebackType | None) -> str:
 
 def is_library(file: str) -> bool:
     """Whether a file of code belongs to an installed library, and not to the user."""
-    return file.startswith(("<", *_package_folders())) or MEMKIT in file or any(part in file for part in _LIBRARIES)
+    known = file.startswith(("<", *_package_folders())) or MEMKIT in file or any(part in file for part in _LIBRARIES)
+    return known or _is_installed(str(Path(file).parent))
+
+
+@cache
+def _is_installed(folder: str) -> bool:
+    """Whether the folder is of a package that pip has put there (`--target`): a RECORD beside it lists it."""
+    top = Path(folder)
+    if not (top / "__init__.py").exists():
+        return False
+    while (top.parent / "__init__.py").exists():
+        top = top.parent
+    records = top.parent.glob("*.dist-info/RECORD")
+    return any(f"{top.name}/__init__.py," in each.read_text(encoding="utf-8") for each in records)
 
 
 @cache
