@@ -361,8 +361,10 @@ def _what_differs(other: Judged, own: Judged) -> str:
 
 
 def _about_own(own: Judged) -> Iterator[str]:
-    """What is wrong with the script's own accumulation."""
+    """What is wrong with the script's own batch."""
     facts = own.facts or {}
+    if not own.fits and facts.get("arguments", {}).get("auto_find_batch_size"):
+        yield "auto_find_batch_size: a run takes a smaller batch until one fits; memkit predict says which"
     if facts.get("scaled_by_accumulation") and own.candidate.accumulation > 1:
         yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(facts)}"
 

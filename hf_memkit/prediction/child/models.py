@@ -145,5 +145,6 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
                 linear.weight = bnb.nn.Params4bit(weight.detach(), **vars(linear.weight)).to(weight.device)
             linear.bias = module.bias
             model.set_submodule(name, linear)
-    model.config.quantization_config = config
+    of_model: Any = model.config
+    of_model.quantization_config = config
     setattr(model, "is_loaded_in_8bit" if config.load_in_8bit else "is_loaded_in_4bit", True)
