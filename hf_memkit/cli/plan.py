@@ -23,7 +23,8 @@ from hf_memkit.cli.options import (
     Short,
     show_what_can_be_shown,
 )
-from hf_memkit.errors import ScriptFailed
+from hf_memkit.errors import InputError, ScriptFailed
+from hf_memkit.launched import is_command
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER,…", help="Price of one such GPU an hour, in any currency."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together (torchrun).")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPUs of one machine that train together (torchrun). Default: the command's, or 1."),
+    ] = None,
     sequences_per_step: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Sequences an optimizer step on all GPUs. Default: the script's."),
@@ -198,6 +202,14 @@ def plan(
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     refuse_other_subjects(script, of_setup, module=module, verify=verify)
+    found, environment = None, context.obj
+    if script is not None and not module and is_command(script):
+        from hf_memkit.cli.predict_script import found_command
+
+        found, gpus, nodes, environment = found_command((script, *(arguments or ())), environment, gpus)
+        if nodes > 1:
+            raise InputError(f"{nodes} machines: a plan is for one; give the command for one machine")
+    gpus = gpus or 1
     refuse_contradictions(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
         write=write, short=short, as_json=as_json, verify=verify, sequences_per_step=sequences_per_step, gpus=gpus,
@@ -205,9 +217,8 @@ def plan(
     from hf_memkit.cli.predict_script import found_script
     from hf_memkit.prediction.running_scripts import refuse_unreadable
 
-    found = None
     if script is not None:
-        found = found_script(script, arguments or (), is_module=module, verb="plan")
+        found = found or found_script(script, arguments or (), is_module=module, verb="plan")
         refuse_unreadable(found)
     if verify:
         from hf_memkit.plan.verify import refuse_unverifiable
@@ -229,7 +240,7 @@ def plan(
 
         setups = setups_for(machines, **of_setup, ram=ram, gpus=gpus)  # type: ignore[arg-type]
     plans = _planned(
-        found, setups, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
+        found, setups, machines, gpus=gpus, environment=environment, also=tuple(also or ()),
         limit_s=limit, ram_is_given=ram is not None, host=of_host,
         sequences=sequences_per_step,
     )  # fmt: skip
@@ -240,7 +251,7 @@ def plan(
         assert found is not None
         from hf_memkit.cli.plan_here import verified
 
-        only, ran = verified(plans[0], found, context.obj)
+        only, ran = verified(plans[0], found, environment)
         plans = (only,)
     verdicts = {each.verdict for each in plans}
     fits = "fits" in verdicts

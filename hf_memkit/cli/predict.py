@@ -27,6 +27,7 @@ from hf_memkit.cli.options import (
     show_what_can_be_shown,
 )
 from hf_memkit.errors import InputError, SettingError
+from hf_memkit.launched import is_command
 from hf_memkit.request import Request
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ EXAMPLES = """[bold]Examples[/bold]
       FITS: … at most 16.57 GiB (…); RTX 4090 has 23.00 GiB available.
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
+
+  memkit predict --gpu "A100 80GB" -- accelerate launch --config_file zero3.yaml train.py …
 
   memkit predict --model gpt2-xl --preset resident --gpu T4 --batch-size 8 --sequence-length 1024
 
@@ -137,9 +140,19 @@ def predict(
     if module and script is None:
         raise InputError("-m: no module. Write its name after -m: memkit predict -m MODULE -- ARGUMENTS")
     if script is not None:
-        from hf_memkit.cli.predict_script import found_script, predict_script, refuse_beside_a_script
+        from hf_memkit.cli.predict_script import (
+            found_command,
+            found_script,
+            predict_script,
+            refuse_beside_a_script,
+        )
 
-        given = found_script(script, arguments or (), is_module=module)
+        environment = context.obj
+        if not module and is_command(script):
+            words = (script, *(arguments or ()))
+            given, gpus, nodes, environment = found_command(words, environment, gpus, nodes, python)
+        else:
+            given = found_script(script, arguments or (), is_module=module)
         refuse_beside_a_script(
             model=model, preset=preset, recipe=recipe, variant=variant != "auto", data=data, batch_size=batch_size,
             sequence_length=sequence_length, accumulation=accumulation, args=args, set=settings, technique=technique,
@@ -147,7 +160,7 @@ def predict(
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=context.obj, python=python,
+            environment=environment, python=python,
             search=not no_search, html=html, short=short, as_json=as_json,
         )  # fmt: skip
     if python is not None:

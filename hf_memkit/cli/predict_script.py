@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["ended_by_signals", "found_script", "predict_script", "refuse_beside_a_script", "searched"]
+__all__ = ["ended_by_signals", "found_command", "found_script", "predict_script", "refuse_beside_a_script", "searched"]
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
@@ -44,6 +44,30 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
             what = f"give a model with --model {target}"
         raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
     return UserScript.found(target, arguments, is_module=is_module)
+
+
+def found_command(
+    words: Sequence[str],
+    environment: Mapping[str, str] | None,
+    gpus: int | None,
+    nodes: int = 1,
+    python: str | None = None,
+) -> tuple[UserScript, int, int, dict[str, str]]:
+    """(the script that a command starts, GPUs on each machine, machines, the variables that it runs with).
+
+    Raises:
+        InputError: as `read_command`; or `--gpus`, `--nodes` say another number.
+    """
+    from hf_memkit.launched import read_command
+    from hf_memkit.prediction.environments import find_environment
+
+    asks = find_environment(python).python if python is not None else sys.executable
+    launched = read_command(words, environment, python=asks)
+    own_gpus, own_nodes = launched.sizes(gpus, nodes)
+    if launched.gpus is None and gpus is None:
+        _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
+    variables = {**(os.environ if environment is None else environment), **launched.environment}
+    return launched.script, own_gpus, own_nodes, variables
 
 
 _OWN: Final = {

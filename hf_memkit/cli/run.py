@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import itertools
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from hf_memkit.errors import InputError
+from hf_memkit.launched import is_command, read_command
 from hf_memkit.planned_run import PlannedRun
 from hf_memkit.run_script import ScriptRun, predicted
 from hf_memkit.user_files import user_path
@@ -31,8 +33,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit run --plan plan.yaml train.py -- …  with the plan's settings, which override the script's
 
-  torchrun --nproc_per_node 4 -m hf_memkit run train.py -- …     also: accelerate launch -m hf_memkit run …,
-  deepspeed --module hf_memkit run …
+  memkit run -- torchrun --nproc_per_node 4 train.py …      also: accelerate launch, deepspeed
+
+  torchrun --nproc_per_node 4 -m hf_memkit run train.py -- …     the same
 """
 
 
@@ -116,6 +119,26 @@ LOGS: Final = ("few", "all", "none")
 """Values of `--log`."""
 
 
+def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
+    """This process becomes the command, with a report in each of the processes that it starts.
+
+    Raises:
+        InputError: there is no such program, or no script in the command.
+    """
+    launched = read_command(words)
+    if "--log" in options and any("torch" in word for word in launched.before):  # of REMAINDER, too
+        raise InputError(
+            "--log: torchrun takes it for an abbreviation of --log-dir; omit it, or use accelerate launch"
+        )
+    script = launched.script
+    target = ["-m", script.target] if script.is_module else [script.target]
+    command = launched.with_module("hf_memkit", ["run", *options, *target, "--", *script.arguments])
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise InputError(f"{command[0]}: cannot be started: {error.strerror}") from None
+
+
 def run(
     context: typer.Context,
     script: Annotated[
@@ -160,6 +183,13 @@ def run(
     if plan is not None and predict:
         raise InputError("--predict, --plan: mutually exclusive. Omit --predict: the plan has its prediction.")
     planned = PlannedRun.read(plan) if plan is not None else None
+    if not module and is_command(script):
+        if predict:
+            raise InputError("--predict: not with a command; write memkit predict -- COMMAND")
+        plan_file = str(user_path(plan).absolute()) if plan is not None else None
+        options = {"--records": folder, "--plan": plan_file, "--log": log if log != "few" else None}
+        own = [word for name, each in options.items() if each is not None for word in (name, str(each))]
+        _become((script, *(arguments or ())), [*own, *([] if phases else ["--no-phases"])])
     # A launcher gives it to the script as its first argument.
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}

@@ -85,14 +85,16 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
     Raises:
         InputError: its variables choose an engine, which the answer would leave out.
     """
-    found = None if is_live(script) else launchers_engine(environment)
-    if found is None:
+    if is_live(script):
         return
-    variable, engine = found
-    instead = f"unset {variable.partition('=')[0]} to have an answer without it"
-    if engine == "DeepSpeed":
-        instead = f"give the script its DeepSpeed JSON (--deepspeed FILE; memkit ds list), or {instead}"
-    raise InputError(f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}")
+    variable, engine = launchers_engine(environment) or ("", "")
+    if engine not in ("", "DeepSpeed"):
+        instead = f"unset {variable.partition('=')[0]} to have an answer without it"
+        raise InputError(
+            f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}"
+        )
+    if (compiler := environment.get(_COMPILER, "no")).lower() not in ("no", ""):
+        raise InputError(f"{_COMPILER}={compiler}: compiled models are not predicted; set dynamo_backend to no")
 
 
 @contextlib.contextmanager
@@ -194,6 +196,7 @@ def _not_here(script: UserScript, failure: TraceFailed) -> InputError:
 
 
 _LAST_LINES: Final = 20
+_COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 
 def checked(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> Mapping[str, Any]:

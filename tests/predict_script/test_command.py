@@ -552,7 +552,7 @@ def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["predict", "plan"])
-@pytest.mark.parametrize("engine", ["DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"])
+@pytest.mark.parametrize("engine", ["FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"])
 def test_an_engine_that_accelerate_would_choose_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, engine: str
 ) -> None:

@@ -66,7 +66,7 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.trainers_folder import MADE, folder_goes_away
 from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.trace_request import LIVE, SETUP, ScriptRequest
 from hf_memkit.script_overrides import Overrides, install
 from hf_memkit.setup import Setup
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
@@ -185,7 +185,9 @@ def _enter_its_world(request: ScriptRequest) -> None:
     """Folder, environment and standard input as the script would have been started with."""
     os.environ.clear()
     # The process that asks may be one of several; whether the traced training is, the request says (`ranks.py`).
-    left_out = LAUNCHER_VARIABLES if request.device != "real cpu" else ()
+    left_out = set(LAUNCHER_VARIABLES) if request.device != "real cpu" else set()
+    if request.script.target not in (LIVE, SETUP):  # `script_engine.py` reads and removes it
+        left_out.discard("ACCELERATE_USE_DEEPSPEED")
     os.environ.update({name: each for name, each in request.environment.items() if name not in left_out})
     os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)

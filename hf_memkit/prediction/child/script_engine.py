@@ -1,14 +1,15 @@
 """DeepSpeed in a user's script: the training is traced without its engine, and what the engine does to the model is
 done before. What it holds is computed by the process that asks (`prediction/split_states.py`).
 
-`TrainingArguments(deepspeed=…)` keeps its field, and accelerate is told nothing of it: no process group, no
-`zero.Init`, no engine.
+`TrainingArguments(deepspeed=…)` keeps its field, and accelerate sees nothing of it: no process group, no `zero.Init`,
+no engine. What `accelerate launch` has chosen comes into the same field.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from hf_memkit.compat import names_of
 
 __all__ = ["about_engine", "as_the_engine_has_it", "without_engines"]
 
+_BY_LAUNCHER = "ACCELERATE_USE_DEEPSPEED"
+"""By which `accelerate launch` says that its variables hold a DeepSpeed config."""
+
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -28,9 +32,14 @@ def without_engines() -> None:
     from transformers import TrainingArguments
 
     original = TrainingArguments.__post_init__
+    by_launcher = os.environ.pop(_BY_LAUNCHER, "").lower() in ("1", "true", "t", "yes", "y", "on")
+    # The engine computes in its weights' type, without the autocast that this asks for elsewhere.
+    launchers = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no") if by_launcher else "no"
 
     def post_init(self: Any) -> None:
         given, halves = self.deepspeed, {name: getattr(self, name) for name in _HALF}
+        if not given and by_launcher:
+            given = _launchers_config(next((name for name, is_on in halves.items() if is_on), launchers))
         if not given:
             return original(self)  # type: ignore[no-any-return]
         self.deepspeed = self.memkit_engine = None
@@ -43,6 +52,16 @@ def without_engines() -> None:
         return None
 
     TrainingArguments.__post_init__ = post_init
+
+
+def _launchers_config(precision: str) -> dict[str, Any]:
+    """The config that `accelerate launch` has put into variables (transformers 5.23.0: training_args.py,
+    `__post_init__`). `precision`: that of the arguments, or else the launcher's."""
+    from accelerate.utils.dataclasses import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin()
+    plugin.set_mixed_precision(precision)
+    return dict(plugin.deepspeed_config)
 
 
 def about_engine(trainer: Any) -> dict[str, Any] | None:

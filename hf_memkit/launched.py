@@ -1,0 +1,172 @@
+"""The command that starts a training, as it is typed: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`,
+`python …`.
+
+```
+words ──> the launcher's own parser, in the Python that trains ──> Launched: the script, GPUs, machines, variables
+```
+Launchers decide how many processes train, and by environment variables which engine and precision they train with.
+Nothing is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import InputError
+from hf_memkit.user_script import UserScript
+
+__all__ = ["Launched", "is_command", "read_command"]
+
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+_PYTHON: Final = re.compile(r"python[\d.]*$")
+_LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
+_FRONT_ENDS: Final = {
+    "trl": "memkit predict -m trl.scripts.sft -- ARGUMENTS",
+    "llamafactory-cli": "memkit predict -m llamafactory.launcher -- CONFIG.yaml",
+    "axolotl": "memkit predict -m axolotl.cli.train -- CONFIG.yml",
+    "swift": "memkit predict -m swift.cli.sft -- ARGUMENTS",
+}
+"""Commands that start a launcher themselves, and what runs their training without one."""
+
+_READER: Final = "hf_memkit.prediction.child.read_launch"
+_LIMIT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a command starts.
+
+    Attributes:
+        script: which each process runs.
+        gpus: processes on each machine, one a GPU; None: as many as the machine has GPUs.
+        nodes: machines.
+        environment: variables that the command sets.
+        before: the launcher with its options, up to the word that `script` stands for; without `-m`.
+    """
+
+    script: UserScript
+    gpus: int | None = 1
+    nodes: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+
+    def with_module(self, module: str, arguments: Sequence[str]) -> list[str]:
+        """The same command, with `python -m MODULE ARGUMENTS` in the script's place."""
+        launcher = next(word for word in self.before if word != "env" and not _ASSIGNMENT.match(word))
+        flag = "--module" if Path(launcher).name == "deepspeed" else "-m"
+        return [*self.before, flag, module, *arguments]
+
+    def sizes(self, gpus: int | None, nodes: int) -> tuple[int, int]:
+        """(GPUs on each machine, machines), where `--gpus` and `--nodes` are also given; None, 1: they are not.
+
+        Raises:
+            InputError: the command says another number.
+        """
+        for option, given, own in (("--gpus", gpus, self.gpus), ("--nodes", nodes if nodes > 1 else None, self.nodes)):
+            if given is not None and own is not None and given != own:
+                raise InputError(f"{option} {given}: the command starts {own}; omit {option}, or change the command")
+        return self.gpus or gpus or 1, max(nodes, self.nodes)
+
+
+def is_command(word: str) -> bool:
+    """Whether the word, where a script is expected, begins a command."""
+    name = Path(word).name
+    known = name in _LAUNCHERS or name in _FRONT_ENDS or _PYTHON.match(name) is not None
+    return _ASSIGNMENT.match(word) is not None or (known and not word.endswith(".py"))
+
+
+def read_command(
+    words: Sequence[str], environment: Mapping[str, str] | None = None, *, python: str = sys.executable
+) -> Launched:
+    """What a command starts.
+
+    Args:
+        words: the command, with assignments (`NAME=VALUE`) before it.
+        environment: the variables that it is started with; None: this process's.
+        python: the interpreter whose accelerate, torch or deepspeed reads its options.
+
+    Raises:
+        InputError: no script is in it, or its launcher refuses it.
+    """
+    own: dict[str, str] = {}
+    rest = list(words)
+    while rest and _ASSIGNMENT.match(rest[0]):
+        name, _, own_value = rest.pop(0).partition("=")
+        own[name] = own_value
+    assigned = ("env", *words[: len(words) - len(rest)]) if own else ()
+    name = Path(rest[0]).name if rest else ""
+    if name in _FRONT_ENDS:
+        raise InputError(f"{name}: starts its launcher itself, which memkit does not read; write {_FRONT_ENDS[name]}")
+    if _PYTHON.match(name):
+        module = _module_of(rest)
+        if module not in ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch"):
+            return Launched(_of_python(rest), environment=own, before=(*assigned, *rest[: _script_at(rest)]))
+    elif name not in _LAUNCHERS:
+        raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
+    found = _read(rest, {**(os.environ if environment is None else environment), **own}, python)
+    if "error" in found:
+        raise InputError(f"{' '.join(rest[:2])}: {found['error']}")
+    script = UserScript(found["script"], found["is_module"], tuple(found["arguments"]))
+    if not script.is_module:
+        UserScript.found(script.target)
+    before = rest[: found["at"]]
+    if script.is_module:
+        del before[max(at for at, word in enumerate(before) if word in ("-m", "--module"))]
+    return Launched(script, found["gpus"], found["nodes"], {**own, **found["environment"]}, (*assigned, *before))
+
+
+def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict[str, Any]:
+    package = str(Path(__file__).resolve().parents[1])
+    paths = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+    ran = subprocess.run(
+        [python, "-m", _READER, *words], env={**environment, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    answers = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode == 0 and answers:
+        found: dict[str, Any] = json.loads(answers[-1])
+        return found
+    said = [line for line in ran.stderr.splitlines() if line.strip()]
+    return {
+        "error": said[-1].rpartition("error: ")[2] if said else f"its parser ended with exit code {ran.returncode}"
+    }
+
+
+_VALUED: Final = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of Python with a value."""
+
+
+def _script_at(words: Sequence[str]) -> int:
+    """Where the script stands, or `-m`.
+
+    Raises:
+        InputError: there is none.
+    """
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
+        if words[at] == "-c":
+            break
+        at += 2 if words[at] in _VALUED else 1
+    if at >= len(words) or words[at] == "-c" or (words[at] == "-m" and at + 1 >= len(words)):
+        raise InputError(f"{' '.join(words)}: no script in this command; write python train.py or python -m MODULE")
+    return at
+
+
+def _module_of(words: Sequence[str]) -> str:
+    at = _script_at(words)
+    return words[at + 1] if words[at] == "-m" else ""
+
+
+def _of_python(words: Sequence[str]) -> UserScript:
+    at = _script_at(words)
+    if words[at] == "-m":
+        return UserScript(words[at + 1], True, tuple(words[at + 2 :]))
+    return UserScript.found(words[at], words[at + 1 :])
