@@ -187,8 +187,8 @@ def run(
         if predict:
             raise InputError("--predict: not with a command; write memkit predict -- COMMAND")
         plan_file = str(user_path(plan).absolute()) if plan is not None else None
-        options = {"--records": folder, "--plan": plan_file, "--log": log if log != "few" else None}
-        own = [word for name, each in options.items() if each is not None for word in (name, str(each))]
+        passed_on = {"--records": folder, "--plan": plan_file, "--log": log if log != "few" else None}
+        own = [word for name, each in passed_on.items() if each is not None for word in (name, str(each))]
         _become((script, *(arguments or ())), [*own, *([] if phases else ["--no-phases"])])
     # A launcher gives it to the script as its first argument.
     launched = context.find_root().params
