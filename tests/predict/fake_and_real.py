@@ -112,9 +112,16 @@ def profiled(asked: SetupTraining) -> dict[str, Any]:
     most, phases = peaks(_without_scratch(events))
     return {
         "peak_bytes": most - ahead_bytes,
-        "phases": {phase: size - ahead_bytes * (phase != "load") for phase, size in phases.items()},
+        "phases": {phase: size - ahead_bytes * (phase not in _not_ahead(asked)) for phase, size in phases.items()},
         "peak_with_scratch_bytes": everything - ahead_bytes,
     }
+
+
+def _not_ahead(asked: SetupTraining) -> tuple[str, ...]:
+    """Phases whose peak has no batch read ahead: predictions that are kept are most at the last batch."""
+    moves = ("arguments.eval_accumulation_steps", "arguments.batch_eval_metrics")
+    keeps = asked.metrics and not any(name in asked.setup for name in moves)
+    return ("load", "evaluate") if keeps else ("load",)
 
 
 class _Event(NamedTuple):
@@ -212,12 +219,14 @@ def _train(asked: SetupTraining) -> int:
     from hf_memkit.prediction.child.at_train import SHORT_AND_QUIET
     from hf_memkit.prediction.child.setup_trainer import rows_for
     from hf_memkit.prediction.child.sft import as_dataset, is_sft, tokenizer
-    from hf_memkit.train import build_arguments, trainer_class
+    from hf_memkit.train import build_arguments, prepared_rows, trainer_class
 
     _mark_stopped_recomputations()
     _arrays_are_copies()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = build_arguments(asked.setup, {**SHORT_AND_QUIET, "output_dir": folder, "use_cpu": True})
+        arguments = build_arguments(
+            asked.setup, {**SHORT_AND_QUIET, **prepared_rows(asked.setup), "output_dir": folder, "use_cpu": True}
+        )
         model = _model(asked)
         rows = rows_for(asked, asked.setup, model)
         marks = _marks()
@@ -238,7 +247,7 @@ def _train(asked: SetupTraining) -> int:
         trainer.evaluate(as_dataset(evaluated) if sft else evaluated)
         marks.mark(marks.phases.phase)
         batch = trainer.data_collator([trainer.train_dataset[row] for row in range(arguments.train_batch_size)])
-        return sum(value.nbytes for value in batch.values())
+        return sum(getattr(value, "nbytes", 0) for value in batch.values())
 
 
 def _mark_stopped_recomputations() -> None:

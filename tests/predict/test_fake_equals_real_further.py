@@ -48,7 +48,7 @@ def test_predictions_that_are_kept_for_metrics_are_counted(child: Child) -> None
     )
     logits = 4 * 4 * 128 * 384
     assert kept - alone > 2 * logits, "those of all four batches, and not of one"
-    assert alone <= moved < kept and batch_by_batch < kept
+    assert abs(moved - alone) < 64 and moved < kept and batch_by_batch < kept
 
 
 @pytest.mark.slow
