@@ -36,7 +36,14 @@ _FRONT_ENDS: Final = {
 }
 """Commands that start a launcher themselves, and what runs their training without one."""
 
-_READER: Final = "hf_memkit.prediction.child.read_launch"
+_READER: Final = """
+import runpy, sys
+sys.path[0] = sys.argv.pop(1)
+import hf_memkit
+del sys.path[0]
+runpy.run_module("hf_memkit.prediction.child.read_launch", run_name="__main__", alter_sys=True)
+"""
+"""With the launcher's libraries, and this package."""
 _LIMIT_S: Final = 120.0
 
 
@@ -111,23 +118,25 @@ def read_command(
             return Launched(_of_python(rest), environment=own, before=(*assigned, *rest[: _script_at(rest)]))
     elif name not in _LAUNCHERS:
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
-    found = _read(rest, {**(os.environ if environment is None else environment), **own}, python)
+    variables = {**(os.environ if environment is None else environment), **own}
+    found = _read(rest, variables, python)
     if "error" in found:
         raise InputError(f"{' '.join(rest[:2])}: {found['error']}")
     script = UserScript(found["script"], found["is_module"], tuple(found["arguments"]))
     if not script.is_module:
         UserScript.found(script.target)
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = len(visible.split(",")) if found["gpus"] is None and visible else found["gpus"]
     before = rest[: found["at"]]
     if script.is_module:
         del before[max(at for at, word in enumerate(before) if word in ("-m", "--module"))]
-    return Launched(script, found["gpus"], found["nodes"], {**own, **found["environment"]}, (*assigned, *before))
+    return Launched(script, gpus, found["nodes"], {**own, **found["environment"]}, (*assigned, *before))
 
 
 def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict[str, Any]:
     package = str(Path(__file__).resolve().parents[1])
-    paths = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
     ran = subprocess.run(
-        [python, "-m", _READER, *words], env={**environment, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
+        [python, "-c", _READER, package, *words], env={**environment, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     answers = [line for line in ran.stdout.splitlines() if line.startswith("{")]

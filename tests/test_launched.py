@@ -111,6 +111,18 @@ def test_python_is_read_without_a_launcher(tmp_path: Path, monkeypatch: pytest.M
     assert read_command(["python", "-m", "pkg.train", "--a"]).script.is_module
 
 
+@pytest.mark.slow
+def test_variables_before_a_command_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: one GPU where four are visible; memkit's own path in the script's variables."""
+    monkeypatch.chdir(folder)
+    Path("train.py").touch()
+    read = read_command(["CUDA_VISIBLE_DEVICES=4,5,6,7", "accelerate", "launch", "train.py"], {**os.environ})
+    assert read.gpus == 4 and read.environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    zero = shlex.split(f"accelerate launch --config_file {YAML}/zero3.yaml --mixed_precision fp16 train.py")
+    variables = read_command(zero, {**os.environ, "PYTHONPATH": "/own"}).environment
+    assert variables["ACCELERATE_MIXED_PRECISION"] == "fp16" and str(ROOT) not in variables["PYTHONPATH"].split(":")
+
+
 @pytest.mark.parametrize("word", ["train.py", "python.py", "gpt2-xl", "my-accelerate", "torchrun.py", "./train"])
 def test_a_script_or_a_model_is_no_command(word: str) -> None:
     assert not is_command(word)

@@ -55,6 +55,7 @@ def _accelerate(words: list[str]) -> Found:
 
     torch.cuda.is_available = lambda: True  # of the machine that will train
     torch.cuda.device_count = lambda: _UNKNOWN
+    torch.cuda.is_bf16_supported = lambda *_: True
     arguments: Any = launch.launch_command_parser().parse_args(words)
     given = arguments.num_processes
     arguments, defaults, precision_of_config = launch._validate_launch_command(arguments)
