@@ -10,8 +10,9 @@ was put right for all models, but these were seen by then.
 
 Each training runs in a process of its own, with fake tensors and with real ones. `real_peak_bytes` is the profiler's,
 without what a CPU's kernel makes and frees again while it runs; `real_peak_with_scratch_bytes` is with it: oneDNN's
-convolutions have much. The batch that accelerate reads ahead is in neither: it lies on the host, whatever the GPU is. `error` is the relative difference of the peaks, `phase_errors` that of each phase; loading
-differs by design: real weights are initialised, fake ones are not.
+convolutions have much. The batch that accelerate reads ahead is in neither: it lies on the host, whatever the GPU is.
+`error` is the relative difference of the peaks, `phase_errors` that of each phase; loading differs by design: real
+weights are initialised, fake ones are not.
 """
 
 from __future__ import annotations
