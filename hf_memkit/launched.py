@@ -26,6 +26,9 @@ from hf_memkit.user_script import UserScript
 __all__ = ["Launched", "is_command", "read_command"]
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+_MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
+"""The option of launchers, and its abbreviations."""
+
 _PYTHON: Final = re.compile(r"python[\d.]*$")
 _LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
 _FRONT_ENDS: Final = {
@@ -113,9 +116,10 @@ def read_command(
     if name in _FRONT_ENDS:
         raise InputError(f"{name}: starts its launcher itself, which memkit does not read; write {_FRONT_ENDS[name]}")
     if _PYTHON.match(name):
-        module = _module_of(rest)
-        if module not in ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch"):
-            return Launched(_of_python(rest), environment=own, before=(*assigned, *rest[: _script_at(rest)]))
+        before, script = _of_python(rest)
+        if script.target not in ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch"):
+            return Launched(script, environment=own, before=(*assigned, *before))
+        rest = [*before, "-m", script.target, *script.arguments]
     elif name not in _LAUNCHERS:
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
     variables = {**(os.environ if environment is None else environment), **own}
@@ -129,7 +133,7 @@ def read_command(
     gpus = len(visible.split(",")) if found["gpus"] is None and visible else found["gpus"]
     before = rest[: found["at"]]
     if script.is_module:
-        del before[max(at for at, word in enumerate(before) if word in ("-m", "--module"))]
+        del before[max(at for at, word in enumerate(before) if _MODULE.fullmatch(word))]
     return Launched(script, gpus, found["nodes"], {**own, **found["environment"]}, (*assigned, *before))
 
 
@@ -149,33 +153,27 @@ def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict
     }
 
 
-_VALUED: Final = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of Python with a value."""
-
-
-def _script_at(words: Sequence[str]) -> int:
-    """Where the script stands, or `-m`.
+def _of_python(words: list[str]) -> tuple[list[str], UserScript]:
+    """(the words before the script, or before `-m`; the script).
 
     Raises:
         InputError: there is none.
     """
     at = 1
-    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
-        if words[at] == "-c":
+    while at < len(words) and words[at].startswith("-"):
+        flags, is_module, name = words[at][1:].partition("m")
+        if words[at][:2] in ("-W", "-X"):  # with a value
+            at += 1 if len(words[at]) > 2 else 2
+            continue
+        if words[at] == "-" or (not words[at].startswith("--") and "c" in flags):
             break
-        at += 2 if words[at] in _VALUED else 1
-    if at >= len(words) or words[at] == "-c" or (words[at] == "-m" and at + 1 >= len(words)):
+        if is_module and not words[at].startswith("--"):
+            rest = words[at + 1 :] if name else words[at + 2 :]
+            if not name and at + 1 >= len(words):
+                break
+            before = [*words[:at], *([f"-{flags}"] if flags else [])]
+            return before, UserScript(name or words[at + 1], True, tuple(rest))
+        at += 1
+    if at >= len(words) or words[at].startswith("-"):
         raise InputError(f"{' '.join(words)}: no script in this command; write python train.py or python -m MODULE")
-    return at
-
-
-def _module_of(words: Sequence[str]) -> str:
-    at = _script_at(words)
-    return words[at + 1] if words[at] == "-m" else ""
-
-
-def _of_python(words: Sequence[str]) -> UserScript:
-    at = _script_at(words)
-    if words[at] == "-m":
-        return UserScript(words[at + 1], True, tuple(words[at + 2 :]))
-    return UserScript.found(words[at], words[at + 1 :])
+    return words[:at], UserScript.found(words[at], words[at + 1 :])

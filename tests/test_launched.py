@@ -15,6 +15,7 @@ import pytest
 from hf_memkit.cli import main
 from hf_memkit.errors import InputError
 from hf_memkit.launched import is_command, read_command
+from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
 
 pytest.importorskip("trl", reason="its accelerate configs are read")
@@ -47,7 +48,7 @@ COMMANDS: Final = (
     ("python -m accelerate.commands.launch --num_processes 2 train.py", 2, 1, "", ""),
     ("torchrun --nproc_per_node 8 train.py --a 1", 8, 1, "", ""),
     ("torchrun --nproc-per-node=4 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h:1 train.py", 4, 2, "", ""),
-    ("torchrun --nproc_per_node gpu -m pkg.train", None, 1, "", ""),
+    ("torchrun --nproc_per_node gpu --mod pkg.train", None, 1, "", ""),
     ("torchrun train.py", 1, 1, "", ""),
     ("python -m torch.distributed.run --standalone --nproc_per_node 2 train.py", 2, 1, "", ""),
     ("deepspeed --num_gpus=4 train.py --deepspeed ds.json", 4, 1, "", ""),
@@ -108,7 +109,10 @@ def test_python_is_read_without_a_launcher(tmp_path: Path, monkeypatch: pytest.M
     assert read.with_module("hf_memkit", ["run"]) == [
         "env", "A=1", "python3", "-u", "-W", "ignore", "-m", "hf_memkit", "run",
     ]  # fmt: skip
-    assert read_command(["python", "-m", "pkg.train", "--a"]).script.is_module
+    for words in (["-m", "pkg.train"], ["-mpkg.train"], ["-um", "pkg.train"]):
+        read = read_command(["python", *words, "--a"])
+        assert read.script == UserScript("pkg.train", True, ("--a",))
+    assert read.before == ("python", "-u")
 
 
 @pytest.mark.slow
@@ -120,6 +124,8 @@ def test_variables_before_a_command_count(folder: Path, monkeypatch: pytest.Monk
     assert read.gpus == 4 and read.environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     zero = shlex.split(f"accelerate launch --config_file {YAML}/zero3.yaml --mixed_precision fp16 train.py")
     variables = read_command(zero, {**os.environ, "PYTHONPATH": "/own"}).environment
+    module = read_command(["torchrun", "--mod", "pkg.train"])
+    assert module.script.is_module and module.with_module("hf_memkit", [])[:2] == ["torchrun", "-m"]
     assert variables["ACCELERATE_MIXED_PRECISION"] == "fp16" and str(ROOT) not in variables["PYTHONPATH"].split(":")
 
 
@@ -134,6 +140,7 @@ def test_a_script_or_a_model_is_no_command(word: str) -> None:
         ("python", "python train.py"),
         ("python -c pass", "python train.py"),
         ("python no.py", "no.py"),
+        ("python - train.py", "python train.py"),
         ("trl sft --config c.yaml", "trl.scripts.sft"),
         ("axolotl train c.yml", "axolotl.cli.train"),
         ("A=1", "accelerate launch"),
@@ -153,6 +160,9 @@ def test_what_is_no_training_is_refused_at_once(command: str, named: str) -> Non
         ("torchrun --nnodes 1:4 train.py", "1:4"),
         ("torchrun --nproc_per_node 2 no.py", "no.py"),
         (f"accelerate launch --config_file {YAML}/fsdp2.yaml train.py", "ACCELERATE_USE_FSDP"),
+        (f"accelerate launch --config_file {YAML}/zero3.yaml --cpu train.py", "ACCELERATE_USE_CPU"),
+        ("torchrun --nproc_per_node cpu train.py", "ACCELERATE_USE_CPU"),
+        ("deepspeed --no_python train.py", "--no_python"),
         ("accelerate launch --num_processes 2 --dynamo_backend inductor train.py", "ACCELERATE_DYNAMO_BACKEND"),
     ],
 )

@@ -26,7 +26,7 @@ from hf_memkit.prediction.environments import Environment
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
-from hf_memkit.zero.process_group import launchers_engine
+from hf_memkit.zero.process_group import is_on, launchers_engine
 
 __all__ = [
     "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
@@ -93,6 +93,8 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
         raise InputError(
             f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}"
         )
+    if is_on(environment.get(_ON_CPU)):
+        raise InputError(f"{_ON_CPU}={environment[_ON_CPU]}: this training runs on the CPU; omit --cpu, or unset it")
     if (compiler := environment.get(_COMPILER, "no")).lower() not in ("no", ""):
         raise InputError(f"{_COMPILER}={compiler}: compiled models are not predicted; set dynamo_backend to no")
 
@@ -196,6 +198,7 @@ def _not_here(script: UserScript, failure: TraceFailed) -> InputError:
 
 
 _LAST_LINES: Final = 20
+_ON_CPU: Final = "ACCELERATE_USE_CPU"
 _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAUNCHER_VARIABLES",
+    "is_on",
     "join_process_group",
     "launchers_engine",
     "leave_process_group",
@@ -42,19 +43,27 @@ LAUNCHER_VARIABLES: Final = (
 
 
 _ENGINES: Final = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor, context or sequence parallelism",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last: beside it there may be parallelism
 }
 """By which `accelerate launch` has each process choose an engine (accelerate 1.15.0: utils/launch.py)."""
+
+_YES: Final = ("1", "true", "t", "yes", "y", "on")
+"""accelerate: utils/environment.py, `str_to_bool`."""
+
+
+def is_on(value: str | None) -> bool:
+    """Whether accelerate takes a variable's value for true."""
+    return (value or "").lower() in _YES
 
 
 def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
     """(the variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`; the engine);
     None: it chooses none."""
     for name, engine in _ENGINES.items():
-        if environment.get(name, "").lower() in ("1", "true", "t", "yes", "y", "on"):  # accelerate: `str_to_bool`
+        if is_on(environment.get(name)):
             return f"{name}={environment[name]}", engine
     return None
 

@@ -552,12 +552,13 @@ def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["predict", "plan"])
-@pytest.mark.parametrize("engine", ["FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG"])
+@pytest.mark.parametrize("engine", ["FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG", "CPU"])
 def test_an_engine_that_accelerate_would_choose_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, engine: str
 ) -> None:
     (tmp_path / "train.py").write_text("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")  # which is predicted, but not with another beside it
     monkeypatch.setenv(variable := f"ACCELERATE_USE_{engine}", "true")
     assert main([verb, "train.py", "--gpu", "T4"]) == 2
     assert f"{variable}=true" in last(capsys.readouterr().err) and not (tmp_path / "ran").exists()

@@ -53,6 +53,7 @@ from hf_memkit.prediction.child.trl_trainers import (
     reference_loaders,
 )
 from hf_memkit.prediction.child.users_code import line_that_asks
+from hf_memkit.zero.process_group import is_on
 
 __all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "traced_training"]
 
@@ -223,7 +224,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
     """
     arguments = trainer.args
     if arguments.device.type != device_type:
-        asked = "unset ACCELERATE_USE_CPU" if "ACCELERATE_USE_CPU" in os.environ else "omit use_cpu"
+        asked = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
         raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {asked}")
     precision = getattr(arguments, "mixed_precision", "no")
     if precision != "no" and not getattr(arguments, precision, False):

@@ -21,6 +21,8 @@ __all__ = ["read_launch"]
 _UNKNOWN: Final = 3
 """GPUs of a machine that is not this one: more than one, and nobody says so many."""
 
+_NO_PYTHON: Final = "--no_python: the program is no Python script; omit it"
+
 Found = dict[str, Any]
 
 
@@ -63,12 +65,13 @@ def _accelerate(words: list[str]) -> Found:
         raise ValueError("a TPU or SageMaker; memkit predicts GPUs: set distributed_type and compute_environment")
     nodes = int(arguments.num_machines or 1)
     processes = int(arguments.num_processes or 1)
-    if arguments.use_deepspeed:
+    on_cpu = arguments.cpu or getattr(arguments, "use_cpu", False)
+    if arguments.use_deepspeed and not on_cpu:
         fields = list(defaults.deepspeed_config) if defaults else []
         fields += ["mixed_precision"] if precision_of_config else []
         arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
         environment = variables.prepare_deepspeed_cmd_env(arguments)[1]
-    elif arguments.use_fsdp or arguments.use_megatron_lm or arguments.multi_gpu:
+    elif (arguments.use_fsdp or arguments.use_megatron_lm or arguments.multi_gpu) and not on_cpu:
         environment = variables.prepare_multi_gpu_env(arguments)
     else:
         environment, processes = variables.prepare_simple_launcher_cmd_env(arguments)[1], 1
@@ -89,10 +92,9 @@ def _torchrun(words: list[str]) -> Found:
     if least != most:
         raise ValueError(f"--nnodes {arguments.nnodes}: give one number of machines")
     each = arguments.nproc_per_node
-    if each == "cpu":
-        raise ValueError("--nproc_per_node cpu: trains on the CPU; give a number of GPUs")
     return {
-        **_script(arguments), "gpus": int(each) if str(each).isdigit() else None, "nodes": most, "environment": {},
+        **_script(arguments), "gpus": int(each) if str(each).isdigit() else None, "nodes": most,
+        "environment": {"ACCELERATE_USE_CPU": "true"} if each == "cpu" else {},
     }  # fmt: skip
 
 
@@ -101,6 +103,8 @@ def _deepspeed(words: list[str]) -> Found:
     from deepspeed.launcher import runner
 
     arguments = runner.parse_args(words)
+    if arguments.no_python:
+        raise ValueError(_NO_PYTHON)
     if arguments.exclude or arguments.autotuning:
         raise ValueError("--exclude and --autotuning are not read; write --include, or --num_gpus")
     gpus, nodes = arguments.num_gpus, arguments.num_nodes
@@ -122,7 +126,7 @@ def _deepspeed(words: list[str]) -> Found:
 
 def _script(arguments: argparse.Namespace) -> Found:
     if arguments.no_python:
-        raise ValueError("--no_python: the program is no Python script; omit it")
+        raise ValueError(_NO_PYTHON)
     given = list(arguments.training_script_args)
     return {"script": arguments.training_script, "is_module": bool(arguments.module), "arguments": given}
 

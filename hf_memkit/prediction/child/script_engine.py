@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hf_memkit.compat import names_of
+from hf_memkit.zero.process_group import is_on
 
 __all__ = ["about_engine", "as_the_engine_has_it", "without_engines"]
 
@@ -32,7 +33,7 @@ def without_engines() -> None:
     from transformers import TrainingArguments
 
     original = TrainingArguments.__post_init__
-    by_launcher = os.environ.pop(_BY_LAUNCHER, "").lower() in ("1", "true", "t", "yes", "y", "on")
+    by_launcher = is_on(os.environ.pop(_BY_LAUNCHER, None))
     # The engine computes in its weights' type, without the autocast that this asks for elsewhere.
     launchers = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no") if by_launcher else "no"
 
