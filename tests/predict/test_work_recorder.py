@@ -206,8 +206,8 @@ NO_KERNEL: Final = {
     "adapters.py", "after_train.py", "at_train.py", "checkpoints.py", "constant_propagation.py",
     "cuda_device_guard.py", "cuda_questions.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
     "leaves_nothing.py", "library_evaluations.py", "loaded_files.py", "models.py", "no_real_training.py",
-    "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "saves.py", "script.py",
-    "script_engine.py", "serve.py", "tracer.py", "trainers_folder.py", "training.py", "training_commands.py",
+    "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "read_launch.py", "saves.py",
+    "script.py", "script_engine.py", "serve.py", "tracer.py", "trainers_folder.py", "training_commands.py",
     "work_recorder.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""

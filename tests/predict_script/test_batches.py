@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction import from_script
 from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.batches import chosen_batches, longest_row
 from hf_memkit.prediction.child.row_sizes import row_sizes
@@ -457,7 +456,7 @@ def test_most_tokens_and_largest_images_are_both_traced(predict: Predict) -> Non
         content = predict(LONG_TEXT_AND_LARGE_IMAGE, rows, device="cpu")
         about = content["about"]
         assert [kind for kind, _, _ in about["steps"]].count("worst") >= 2
-        parts = from_script._parts(Trace.from_json(content["trace"]), about["steps"], about["steps_end"])
+        parts = Trace.from_json(content["trace"]).of_steps(about["steps"], about["steps_end"])
         highest[rows] = peaks(_changes(parts["worst"]))[1]["backward"]
     assert highest["both"] >= highest["text"] > 1.5 * highest["image"]
 

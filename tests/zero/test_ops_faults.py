@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch.utils.cpp_extension  # noqa: F401 - first: after some other tests its setuptools was seen to fail
 
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.zero import ops
