@@ -35,7 +35,6 @@ ELSEWHERE = {
     "--gpus 4": "tests/engine/test_processes.py",
     "gpt2-on-16gb --gpus 8": "tests/engine/test_processes.py",
     "-- accelerate launch": "tests/test_launched.py",
-    "-- torchrun": "tests/test_launched.py",
     "--python": "tests/predict_script/test_environments.py",
     "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",
     "my_package.train": "tests/run/test_as_python.py",
