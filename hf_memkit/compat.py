@@ -26,6 +26,7 @@ __all__ = [
     "current_name",
     "fields",
     "free_order",
+    "is_on",
     "name_in_version",
     "names_of",
     "stable_trl_classes",
@@ -217,6 +218,12 @@ def torch_has_cuda() -> bool:
 def _assigns(statement: ast.AnnAssign | ast.Assign, name: str) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     return any(ast.unparse(target) == name for target in targets)
+
+
+def is_on(value: str | None) -> bool:
+    """Whether accelerate takes the value of an environment variable for true (accelerate 1.15.0: utils/environment.py,
+    `str_to_bool`)."""
+    return (value or "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
 def free_order(torch_version: str) -> FreeOrder:

@@ -32,12 +32,12 @@ _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
 _PYTHON: Final = re.compile(r"python[\d.]*$")
 _LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
 _FRONT_ENDS: Final = {
-    "trl": "memkit predict -m trl.scripts.sft -- ARGUMENTS",
-    "llamafactory-cli": "memkit predict -m llamafactory.launcher -- CONFIG.yaml",
-    "axolotl": "memkit predict -m axolotl.cli.train -- CONFIG.yml",
-    "swift": "memkit predict -m swift.cli.sft -- ARGUMENTS",
+    "trl": "trl.scripts.{}",
+    "llamafactory-cli": "llamafactory.launcher",
+    "axolotl": "axolotl.cli.{}",
+    "swift": "swift.cli.{}",
 }
-"""Commands that start a launcher themselves, and what runs their training without one."""
+"""Commands that start a launcher themselves → the module that trains without one; `{}` is the command's first word."""
 
 _READER: Final = """
 import runpy, sys
@@ -60,6 +60,7 @@ class Launched:
         nodes: machines.
         environment: variables that the command sets.
         before: the launcher with its options, up to the word that `script` stands for; without `-m`.
+        is_launcher: whether it starts processes; False: it is Python alone.
     """
 
     script: UserScript
@@ -67,12 +68,13 @@ class Launched:
     nodes: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     before: tuple[str, ...] = ()
+    is_launcher: bool = True
 
-    def with_module(self, module: str, arguments: Sequence[str]) -> list[str]:
-        """The same command, with `python -m MODULE ARGUMENTS` in the script's place."""
+    def with_script(self, script: UserScript) -> list[str]:
+        """The same command for another script, with that script's arguments."""
         launcher = next(word for word in self.before if word != "env" and not _ASSIGNMENT.match(word))
         flag = "--module" if Path(launcher).name == "deepspeed" else "-m"
-        return [*self.before, flag, module, *arguments]
+        return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
 
     def sizes(self, gpus: int | None, nodes: int) -> tuple[int, int]:
         """(GPUs on each machine, machines), where `--gpus` and `--nodes` are also given; None, 1: they are not.
@@ -114,11 +116,12 @@ def read_command(
     assigned = ("env", *words[: len(words) - len(rest)]) if own else ()
     name = Path(rest[0]).name if rest else ""
     if name in _FRONT_ENDS:
-        raise InputError(f"{name}: starts its launcher itself, which memkit does not read; write {_FRONT_ENDS[name]}")
+        module = _FRONT_ENDS[name].format(next(iter(rest[1:]), "COMMAND"))
+        raise InputError(f"{name}: memkit does not read this command; give its module: -m {module} -- ARGUMENTS")
     if _PYTHON.match(name):
         before, script = _of_python(rest)
         if script.target not in ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch"):
-            return Launched(script, environment=own, before=(*assigned, *before))
+            return Launched(script, environment=own, before=(*assigned, *before), is_launcher=False)
         rest = [*before, "-m", script.target, *script.arguments]
     elif name not in _LAUNCHERS:
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
@@ -139,10 +142,13 @@ def read_command(
 
 def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict[str, Any]:
     package = str(Path(__file__).resolve().parents[1])
-    ran = subprocess.run(
-        [python, "-c", _READER, package, *words], env={**environment, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    try:
+        ran = subprocess.run(
+            [python, "-c", _READER, package, *words], env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"its options were not read within {_LIMIT_S:.0f} s; try again, or give the script alone"}
     answers = [line for line in ran.stdout.splitlines() if line.startswith("{")]
     if ran.returncode == 0 and answers:
         found: dict[str, Any] = json.loads(answers[-1])

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from hf_memkit import user_script
+from hf_memkit.compat import is_on
 from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.planned_run import PlannedRun
 from hf_memkit.user_script import UserScript
@@ -143,7 +144,7 @@ class ScriptRun:
 
         @functools.wraps(plain)
         def with_environment(arguments: Any, *args: Any, **kwargs: Any) -> None:
-            by_accelerate = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes")
+            by_accelerate = is_on(os.environ.get("ACCELERATE_USE_DEEPSPEED"))
             if (arguments.deepspeed or by_accelerate) and not self._asked_for_deepspeed:
                 self._asked_for_deepspeed = True
                 self._set_environment = _set_environment_of_one_process()

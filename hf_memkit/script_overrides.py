@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.compat import is_on
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.live_arguments import Made, made_of, when_made
 from hf_memkit.user_files import parsed, user_path
@@ -387,7 +388,7 @@ def _changed_fields(overrides: Overrides, arguments: Any) -> Iterator[str]:
             "plan's. Set it to False"
         )
     on = overrides.arguments.get("deepspeed", True)
-    if not on and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes"):
+    if not on and is_on(os.environ.get("ACCELERATE_USE_DEEPSPEED")):
         yield "deepspeed: accelerate's config enables it, and the plan has none. Launch without that config"
 
 

@@ -106,7 +106,7 @@ def test_python_is_read_without_a_launcher(tmp_path: Path, monkeypatch: pytest.M
     read = read_command(["A=1", "python3", "-u", "-W", "ignore", "train.py", "-m", "x"])
     assert (read.script.target, read.script.arguments) == ("train.py", ("-m", "x"))
     assert (read.gpus, read.nodes, read.environment) == (1, 1, {"A": "1"})
-    assert read.with_module("hf_memkit", ["run"]) == [
+    assert read.with_script(UserScript("hf_memkit", True, ("run",))) == [
         "env", "A=1", "python3", "-u", "-W", "ignore", "-m", "hf_memkit", "run",
     ]  # fmt: skip
     for words in (["-m", "pkg.train"], ["-mpkg.train"], ["-um", "pkg.train"]):
@@ -125,7 +125,7 @@ def test_variables_before_a_command_count(folder: Path, monkeypatch: pytest.Monk
     zero = shlex.split(f"accelerate launch --config_file {YAML}/zero3.yaml --mixed_precision fp16 train.py")
     variables = read_command(zero, {**os.environ, "PYTHONPATH": "/own"}).environment
     module = read_command(["torchrun", "--mod", "pkg.train"])
-    assert module.script.is_module and module.with_module("hf_memkit", [])[:2] == ["torchrun", "-m"]
+    assert module.script.is_module and module.with_script(module.script) == ["torchrun", "-m", "pkg.train"]
     assert variables["ACCELERATE_MIXED_PRECISION"] == "fp16" and str(ROOT) not in variables["PYTHONPATH"].split(":")
 
 
@@ -141,7 +141,7 @@ def test_a_script_or_a_model_is_no_command(word: str) -> None:
         ("python -c pass", "python train.py"),
         ("python no.py", "no.py"),
         ("python - train.py", "python train.py"),
-        ("trl sft --config c.yaml", "trl.scripts.sft"),
+        ("trl dpo --config c.yaml", "trl.scripts.dpo"),
         ("axolotl train c.yml", "axolotl.cli.train"),
         ("A=1", "accelerate launch"),
     ],
@@ -225,6 +225,24 @@ def test_zero_3_by_accelerates_yaml_is_that_of_a_json(
     for key in ("peak_allocated_gib", "peak_reserved_gib", "phases", "categories"):
         assert launched[key] == given[key] != plain[key], key
     assert launched["request"]["gpus"] == given["request"]["gpus"] == 8
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_the_users_launcher(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: `torchrun train.py`, which trains without the DeepSpeed config of accelerate's YAML."""
+    monkeypatch.chdir(folder)
+    Path("train.py").write_text(SCRIPT)
+    typed = f"accelerate launch --config_file {YAML}/zero3.yaml --num_processes 2"
+    words = ["--", *shlex.split(typed), "train.py", *OWN, "--bf16"]
+    assert (
+        main(["plan", "--gpu", "A100 40GB", "--ram", "128GB", "--limit", "0", "--json", "--write", "p.yaml", *words])
+        == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["launch"].endswith(f"{typed} train.py") and answer["gpus"] == 2
+    assert f"{typed} -m hf_memkit run train.py --plan" in Path("p.yaml").read_text()
 
 
 @pytest.mark.slow

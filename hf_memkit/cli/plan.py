@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -202,13 +203,14 @@ def plan(
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     refuse_other_subjects(script, of_setup, module=module, verify=verify)
-    found, environment = None, context.obj
+    found, launched, environment = None, None, context.obj
     if script is not None and not module and is_command(script):
         from hf_memkit.cli.predict_script import found_command
 
-        found, gpus, nodes, environment = found_command((script, *(arguments or ())), environment, gpus)
-        if nodes > 1:
-            raise InputError(f"{nodes} machines: a plan is for one; give the command for one machine")
+        launched = found_command((script, *(arguments or ())), environment, gpus)
+        if launched.nodes > 1:
+            raise InputError(f"{launched.nodes} machines: a plan is for one; give the command for one machine")
+        found, gpus, environment = launched.script, launched.gpus, launched.environment
     gpus = gpus or 1
     refuse_contradictions(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
@@ -246,6 +248,8 @@ def plan(
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
+    if launched is not None and launched.is_launcher:
+        plans = tuple(replace(each, launched=launched) for each in plans)
     ran: tuple[Verified, ...] = ()
     if verify:
         assert found is not None

@@ -149,8 +149,8 @@ def predict(
 
         environment = context.obj
         if not module and is_command(script):
-            words = (script, *(arguments or ()))
-            given, gpus, nodes, environment = found_command(words, environment, gpus, nodes, python)
+            launched = found_command((script, *(arguments or ())), environment, gpus, nodes, python)
+            given, gpus, nodes, environment = launched.script, launched.gpus, launched.nodes, launched.environment
         else:
             given = found_script(script, arguments or (), is_module=module)
         refuse_beside_a_script(

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -22,6 +23,7 @@ from hf_memkit.user_script import UserScript
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.hardware import Machine
+    from hf_memkit.launched import Launched
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
@@ -52,8 +54,8 @@ def found_command(
     gpus: int | None,
     nodes: int = 1,
     python: str | None = None,
-) -> tuple[UserScript, int, int, dict[str, str]]:
-    """(the script that a command starts, GPUs on each machine, machines, the variables that it runs with).
+) -> Launched:
+    """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
 
     Raises:
         InputError: as `read_command`; or `--gpus`, `--nodes` say another number.
@@ -63,11 +65,11 @@ def found_command(
 
     asks = find_environment(python).python if python is not None else sys.executable
     launched = read_command(words, environment, python=asks)
-    own_gpus, own_nodes = launched.sizes(gpus, nodes)
     if launched.gpus is None and gpus is None:
         _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
     variables = {**(os.environ if environment is None else environment), **launched.environment}
-    return launched.script, own_gpus, own_nodes, variables
+    own_gpus, own_nodes = launched.sizes(gpus, nodes)
+    return replace(launched, gpus=own_gpus, nodes=own_nodes, environment=variables)
 
 
 _OWN: Final = {

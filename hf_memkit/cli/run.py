@@ -126,13 +126,14 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
         InputError: there is no such program, or no script in the command.
     """
     launched = read_command(words)
-    if "--log" in options and any("torch" in word for word in launched.before):  # of REMAINDER, too
+    if "--log" in options and any("torch" in word for word in launched.before):  # its parser reads them, too
         raise InputError(
             "--log: torchrun takes it for an abbreviation of --log-dir; omit it, or use accelerate launch"
         )
     script = launched.script
     target = ["-m", script.target] if script.is_module else [script.target]
-    command = launched.with_module("hf_memkit", ["run", *options, *target, "--", *script.arguments])
+    own = UserScript("hf_memkit", True, ("run", *options, *target, "--", *script.arguments))
+    command = launched.with_script(own)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from hf_memkit.hardware import Machine
+from hf_memkit.launched import Launched
 from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.verdict import FULL_SHARE
@@ -47,6 +48,7 @@ class Plan:
             is proposed (`verify.py`).
         time_factors: of a calibration, with which times are computed (`calibration.py`).
         script: what was planned; None: a model or a recipe, for which the user brings a script.
+        launched: the user's launcher command, if the script was given by one.
     """
 
     name: str
@@ -64,10 +66,14 @@ class Plan:
     failed: Mapping[SetupCandidate, str] = field(default_factory=dict)
     time_factors: Mapping[str, float] = field(default_factory=dict)
     script: UserScript | None = None
+    launched: Launched | None = None
 
     @property
     def launch(self) -> str:
-        """How the script is started, up to its arguments: `"torchrun --nproc_per_node 2 train.py"`."""
+        """How the script is started, up to its arguments: `"torchrun --nproc_per_node 2 train.py"`, or by the user's
+        own launcher, whose options hold more than a number of GPUs."""
+        if self.launched is not None:
+            return self._threads + shlex.join(self.launched.with_script(replace(self.launched.script, arguments=())))
         alone = "torchrun --nproc_per_node 1" if self.needs_launcher else "python"
         return f"{self._launcher or alone} {self._typed}"
 
@@ -79,19 +85,25 @@ class Plan:
 
     def launch_with(self, path: str) -> str:
         """The same with a plan file's settings: `"memkit run train.py --plan plan.yaml --"`."""
+        if self.launched is not None:
+            script = self.launched.script
+            target = ("-m", script.target) if script.is_module else (script.target,)
+            own = UserScript("hf_memkit", True, ("run", *target, "--plan", path, "--"))
+            return self._threads + shlex.join(self.launched.with_script(own))
         memkit = f"{self._launcher} -m hf_memkit" if self._launcher else "memkit"
         return f"{memkit} run {self._typed} --plan {shlex.quote(path)} --"
 
     @property
     def _launcher(self) -> str:
         """Of several processes, which DeepSpeed's settings work with too; empty: there is one."""
-        if self.gpus == 1:
-            return ""
-        # torchrun gives each process one thread unless this says otherwise (torch 2.13: distributed/run.py), and the
-        # optimizer on the CPU would step as slowly.
-        on_cpu = (self.proposed or self.own).steps_on_cpu
-        threads = f"OMP_NUM_THREADS=$(($(nproc) / {self.gpus})) " if on_cpu else ""
-        return f"{threads}torchrun --nproc_per_node {self.gpus}"
+        return f"{self._threads}torchrun --nproc_per_node {self.gpus}" if self.gpus > 1 else ""
+
+    @property
+    def _threads(self) -> str:
+        """torchrun and accelerate give each process one thread unless this sets more (torch 2.13: distributed/run.py),
+        and the optimizer on the CPU would step as slowly."""
+        on_cpu = self.gpus > 1 and (self.proposed or self.own).steps_on_cpu
+        return f"OMP_NUM_THREADS=$(($(nproc) / {self.gpus})) " if on_cpu else ""
 
     @property
     def _typed(self) -> str:

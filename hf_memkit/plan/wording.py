@@ -192,6 +192,8 @@ def where(plan: Plan, *, with_code: bool = False) -> str:
 
 def start(plan: Plan) -> tuple[str, str] | None:
     """How a script is started on several GPUs or with DeepSpeed, (in words, the command); None: as ever."""
+    if plan.proposed is not None and plan.launched is not None:
+        return "Start it with your launcher:", f"{plan.launch} ARGUMENTS"
     if plan.proposed is None or (plan.gpus == 1 and not plan.needs_launcher):
         return None
     if plan.gpus == 1:

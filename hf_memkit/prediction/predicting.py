@@ -182,7 +182,7 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
 
 
 def _training(setup: Setup, job: Job, usual: Setup | None, *, trust_remote_code: bool) -> SetupTraining:
-    if is_split(setup):  # the engine saves in a way of its own
+    if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
         setup = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
     return SetupTraining(setup, job.sequence_length, usual=usual, trust_remote_code=trust_remote_code)
 

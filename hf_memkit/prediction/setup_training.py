@@ -1,4 +1,4 @@
-"""A setup, traced the way of scripts: `child/setup_trainer.py` is the script, and makes the setup's Trainer.
+"""Traces a setup as a user's script is traced. The script is `child/setup_trainer.py`: it makes the Trainer.
 
 ```
 SetupTraining ──> a file ──> setup_trainer.py FILE in the child ──> Trace, or TraceFailed: why there is none
@@ -91,7 +91,7 @@ def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest)
 
 
 def trace_of(content: Mapping[str, Any] | None, why: str | None = None) -> Trace:
-    """The trace in what came of the script: of the usual steps and the worst, and of what follows.
+    """The trace in the child's answer: the usual steps, the worst step, and what follows them.
 
     Args:
         content: what the child wrote; None: nothing.
@@ -105,7 +105,9 @@ def trace_of(content: Mapping[str, Any] | None, why: str | None = None) -> Trace
     if (error := content.get("error")) is not None:  # memkit's own
         raise TraceFailed(error["message"], kind=error["type"], refused=True, details=error["traceback"])
     if (error := content.get("script_error")) is not None:
-        said = f"{error['type']}: {error['message']}"
-        raise TraceFailed(said, kind=error["type"], details=error["text"])
+        message = f"{error['type']}: {error['message']}".removesuffix(": ")
+        raise TraceFailed(message, kind=error["type"], details=error["text"])
+    if "trace" not in content:
+        raise TraceFailed("a library ended the process before the training began", kind="worker")
     about = content["about"]
     return Trace.from_json(content["trace"]).of_steps(about["steps"], about["steps_end"])["worst"]

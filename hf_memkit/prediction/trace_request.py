@@ -14,10 +14,10 @@ Device = Literal["cuda", "cpu", "real cpu"]
 """Fake tensors on a (fake) GPU; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
 
 LIVE: Final = "hf_memkit.prediction.child.live_trainer"
-"""The module that is run in the place of a script where objects of a process are predicted."""
+"""The module that runs instead of a script to predict the objects of a process."""
 
 SETUP: Final = "hf_memkit.prediction.child.setup_trainer"
-"""The module that is run where a setup goes the way of scripts."""
+"""The module that runs instead of a script to predict a setup."""
 
 EARLY: Final = "early"
 LATE: Final = "late"
@@ -39,8 +39,8 @@ class ScriptRequest:
         worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
         processes, per_node: ranks in all, one GPU each, and those of one machine.
-        micro_batch_size: rows per GPU from `train()` on, in the place of the script's own: those that
-            `auto_find_batch_size` has come to.
+        micro_batch_size: rows per GPU from `train()` on, instead of the script's own: those that
+            `auto_find_batch_size` would find.
         overrides: settings in the place of the script's own (`script_overrides.py`), as JSON.
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).

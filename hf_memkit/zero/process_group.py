@@ -23,13 +23,14 @@ from collections.abc import Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from hf_memkit.compat import is_on
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import TrainingArguments
 
 __all__ = [
     "LAUNCHER_VARIABLES",
-    "is_on",
     "join_process_group",
     "launchers_engine",
     "leave_process_group",
@@ -49,14 +50,6 @@ _ENGINES: Final = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last: beside it there may be parallelism
 }
 """By which `accelerate launch` has each process choose an engine (accelerate 1.15.0: utils/launch.py)."""
-
-_YES: Final = ("1", "true", "t", "yes", "y", "on")
-"""accelerate: utils/environment.py, `str_to_bool`."""
-
-
-def is_on(value: str | None) -> bool:
-    """Whether accelerate takes a variable's value for true."""
-    return (value or "").lower() in _YES
 
 
 def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:

@@ -24,6 +24,7 @@ from accelerate.utils import memory
 from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from hf_memkit.compat import is_on
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
@@ -53,7 +54,6 @@ from hf_memkit.prediction.child.trl_trainers import (
     reference_loaders,
 )
 from hf_memkit.prediction.child.users_code import line_that_asks
-from hf_memkit.zero.process_group import is_on
 
 __all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "traced_training"]
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 __all__ = ["read_launch"]
 
 _UNKNOWN: Final = 3
-"""GPUs of a machine that is not this one: more than one, and nobody says so many."""
+"""Stands for the number of GPUs of the machine that will train, which is unknown here. accelerate asks only whether
+there are several."""
 
 _NO_PYTHON: Final = "--no_python: the program is no Python script; omit it"
 
@@ -27,7 +28,7 @@ Found = dict[str, Any]
 
 
 def read_launch(words: Sequence[str]) -> Found:
-    """Of a command whose first word is a launcher, or `python -m` with one's module.
+    """What a command would start. It begins with a launcher, or with `python -m` and a launcher's module.
 
     Raises:
         Exception: what the launcher raises.

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from hf_memkit.compat import names_of
-from hf_memkit.zero.process_group import is_on
+from hf_memkit.compat import is_on, names_of
 
 __all__ = ["about_engine", "as_the_engine_has_it", "without_engines"]
 
@@ -40,7 +39,7 @@ def without_engines() -> None:
     def post_init(self: Any) -> None:
         given, halves = self.deepspeed, {name: getattr(self, name) for name in _HALF}
         if not given and by_launcher:
-            given = _launchers_config(next((name for name, is_on in halves.items() if is_on), launchers))
+            given = _launchers_config(next((name for name, wanted in halves.items() if wanted), launchers))
         if not given:
             return original(self)  # type: ignore[no-any-return]
         self.deepspeed = self.memkit_engine = None
