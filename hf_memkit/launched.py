@@ -153,10 +153,8 @@ def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict
     if ran.returncode == 0 and answers:
         found: dict[str, Any] = json.loads(answers[-1])
         return found
-    said = [line for line in ran.stderr.splitlines() if line.strip()]
-    return {
-        "error": said[-1].rpartition("error: ")[2] if said else f"its parser ended with exit code {ran.returncode}"
-    }
+    lines = [line for line in ran.stderr.splitlines() if line.strip()]
+    return {"error": lines[-1].rpartition("error: ")[2] if lines else f"its parser ended: exit code {ran.returncode}"}
 
 
 def _of_python(words: list[str]) -> tuple[list[str], UserScript]:
