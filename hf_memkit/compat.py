@@ -221,8 +221,9 @@ def _assigns(statement: ast.AnnAssign | ast.Assign, name: str) -> bool:
 
 
 def is_on(value: str | None) -> bool:
-    """Whether accelerate takes the value of an environment variable for true (accelerate 1.15.0: utils/environment.py,
-    `str_to_bool`)."""
+    """Whether accelerate takes the value of an environment variable for true, and transformers that of an optimizer's
+    option (accelerate 1.15.0: utils/environment.py, `str_to_bool`; transformers 5.23.0: utils/generic.py,
+    `strtobool`)."""
     return (value or "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.compat import is_on
 from hf_memkit.errors import InputError
 from hf_memkit.user_script import UserScript
 
-__all__ = ["Launched", "is_command", "read_command"]
+__all__ = ["Launched", "is_command", "launchers_engine", "read_command"]
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
@@ -48,6 +49,24 @@ runpy.run_module("hf_memkit.prediction.child.read_launch", run_name="__main__", 
 """
 """With the launcher's libraries, and this package."""
 _LIMIT_S: Final = 120.0
+
+
+_ENGINES: Final = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor, context or sequence parallelism",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last: beside it there may be parallelism
+}
+"""By which `accelerate launch` has each process choose an engine (accelerate 1.15.0: utils/launch.py)."""
+
+
+def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """(the variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`; the engine);
+    None: it chooses none."""
+    for name, engine in _ENGINES.items():
+        if is_on(environment.get(name)):
+            return f"{name}={environment[name]}", engine
+    return None
 
 
 @dataclass(frozen=True, slots=True)

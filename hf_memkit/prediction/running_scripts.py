@@ -23,11 +23,11 @@ from typing import Any, Final
 from hf_memkit.compat import is_on
 from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine
+from hf_memkit.launched import launchers_engine
 from hf_memkit.prediction.environments import Environment
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
-from hf_memkit.zero.process_group import launchers_engine
 
 __all__ = [
     "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.hardware import has_kernels, torch_with_kernels
+from hf_memkit.launched import launchers_engine
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, set_allocator
 from hf_memkit.zero import nvme, ops
-from hf_memkit.zero.process_group import launchers_engine, single_process_environment
+from hf_memkit.zero.process_group import single_process_environment
 from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
 __all__ = ["Swap", "nvme_path", "set_environment"]

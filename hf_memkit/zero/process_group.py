@@ -19,11 +19,8 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
-
-from hf_memkit.compat import is_on
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LAUNCHER_VARIABLES",
     "join_process_group",
-    "launchers_engine",
     "leave_process_group",
     "single_process_environment",
 ]
@@ -41,24 +37,6 @@ LAUNCHER_VARIABLES: Final = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
 )  # fmt: skip
 """By which a process knows that a launcher has started it, as one of several."""
-
-
-_ENGINES: Final = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor, context or sequence parallelism",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last: beside it there may be parallelism
-}
-"""By which `accelerate launch` has each process choose an engine (accelerate 1.15.0: utils/launch.py)."""
-
-
-def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """(the variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`; the engine);
-    None: it chooses none."""
-    for name, engine in _ENGINES.items():
-        if is_on(environment.get(name)):
-            return f"{name}={environment[name]}", engine
-    return None
 
 
 def join_process_group(arguments: TrainingArguments) -> None:

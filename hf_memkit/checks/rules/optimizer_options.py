@@ -7,6 +7,7 @@ from typing import Final
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
+from hf_memkit.compat import is_on
 from hf_memkit.optimizers import Optimizer, find_optimizer, techniques_of
 
 __all__ = ["UNSEEN", "keeps_small_updates", "named_optimizer", "optimizer_row", "rounds_stochastically"]
@@ -19,8 +20,6 @@ _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon"
 _RATE_OF_SGD: Final = 0.01
 """A learning rate from here on was chosen for SGD: AdamW's are far below."""
 
-
-_TRUE: Final = ("y", "yes", "t", "true", "on", "1")  # transformers 5.23.0: utils/generic.py, strtobool
 
 UNSEEN: Final = "unless accelerate's own config turns on DeepSpeed or FSDP, which memkit cannot see here"
 """Both keep fp32 copies of 16-bit weights. For rules that assume the weights train in their own dtype."""
@@ -61,7 +60,7 @@ def keeps_small_updates(subject: Subject) -> bool:
 
 
 def _switched_on(subject: Subject, option: str) -> bool:
-    return options(subject).get(option, "").lower() in _TRUE
+    return is_on(options(subject).get(option))
 
 
 @any_job.warning(
