@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import queue
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evidence_tables import ROOT
@@ -68,14 +70,25 @@ def failures() -> Iterator[str]:
     for path in ELSEWHERE.values():
         if not (ROOT / path).exists():
             yield f"scripts/shown_commands.py: {path} does not exist"
-    with loaded() as process, tempfile.TemporaryDirectory() as folder:
+    with loaded() as one, loaded() as another, tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "files"
-        make_files(process, files)
-        for number, (command, page) in enumerate(commands.items()):
-            if not any(part in command for part in ELSEWHERE):
-                failure = _failure(command, process, shutil.copytree(files, Path(folder) / str(number)))
-                if failure:
-                    yield f"{page}: {command}\n{failure}"
+        make_files(one, files)
+        free = queue.SimpleQueue[Loaded]()
+        for process in (one, another):
+            free.put(process)
+
+        def failure(number: int, command: str) -> str:
+            process = free.get()
+            try:
+                return _failure(command, process, shutil.copytree(files, Path(folder) / str(number)))
+            finally:
+                free.put(process)
+
+        tried = [command for command in commands if not any(part in command for part in ELSEWHERE)]
+        with ThreadPoolExecutor(2) as two:
+            for command, found in zip(tried, two.map(failure, range(len(tried)), tried), strict=True):
+                if found:
+                    yield f"{commands[command]}: {command}\n{found}"
 
 
 def shown() -> dict[str, str]:

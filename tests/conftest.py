@@ -63,7 +63,7 @@ LONGEST = (
 MARKERS = {
     "operators": ("--all", "need a compiled DeepSpeed operator"),
     "slow": ("--all", "train or start processes beyond one case of each mechanism"),
-    "exhaustive": ("--exhaustive", "complete products of lists"),
+    "exhaustive": ("--exhaustive", "repeat what others show"),
 }
 """Marker → the option with which its tests run, and what the last line says of them otherwise."""
 LEFT_OUT = pytest.StashKey[Counter[str]]()
@@ -171,12 +171,12 @@ def _as_at_the_start() -> Iterator[None]:
 
 
 VARIANTS = (
-    pytest.param("resident", marks=pytest.mark.slow),
+    pytest.param("resident", marks=pytest.mark.exhaustive),
     pytest.param("offload", marks=[pytest.mark.operators, pytest.mark.exhaustive]),
     pytest.param("infinity", marks=pytest.mark.operators),
     pytest.param("lora", marks=pytest.mark.exhaustive),
 )
-"""Of the recipe gpt2-on-16gb, for what trains: one without an engine, and the one with the most of it."""
+"""Of the recipe gpt2-on-16gb, for what trains: the one with the most of an engine. Other recipes train without."""
 
 Memkit = Callable[..., subprocess.CompletedProcess[str]]
 Quick = Callable[..., Ran]

@@ -1,5 +1,5 @@
 """Fewer cases of a list or a product of lists, the same ones each time; the others run with `scripts/test --slow` or
-`--exhaustive`.
+`--exhaustive`, which CI does not call.
 
 @pytest.mark.parametrize("event", first(EVENTS))
 @pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, of_each=3, quick=6))
@@ -14,18 +14,28 @@ from typing import Any
 
 import pytest
 
-__all__ = ["first", "one_each", "pairs"]
+__all__ = ["first", "one_each", "pairs", "some"]
 
 
 def first(cases: Sequence[Any]) -> list[Any]:
     """All cases, the first of them in the short run: it shows the mechanism, the others repeat it."""
-    values = (case if isinstance(case, tuple) else (case,) for case in cases)
-    return [pytest.param(*each, marks=[pytest.mark.slow] if number else []) for number, each in enumerate(values)]
+    return some(cases, *cases[:1])
+
+
+def some(cases: Sequence[Any], *kept: Any) -> list[Any]:
+    """All cases, of which the kept ones run as their test does, and the others with `--exhaustive`."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[] if case in kept else [pytest.mark.exhaustive],
+        )
+        for case in cases
+    ]
 
 
 def pairs(cases: Sequence[tuple[str, str]], *, of_each: int, quick: int) -> list[Any]:
     """Every first value with one second, and every second value with at least `of_each` firsts. The first `quick` of
-    these are in the short run.
+    these are in the short run, the next as many are slow.
 
     Those of a second value with bf16 in its name carry that marker.
     """
@@ -43,8 +53,8 @@ def pairs(cases: Sequence[tuple[str, str]], *, of_each: int, quick: int) -> list
         pytest.param(
             *case,
             marks=[
-                *([pytest.mark.slow] if case in kept[quick:] else []),
-                *([] if case in kept else [pytest.mark.exhaustive]),
+                *([pytest.mark.slow] if case in kept[quick : 2 * quick] else []),
+                *([] if case in kept[: 2 * quick] else [pytest.mark.exhaustive]),
                 *([pytest.mark.bf16] if "bf16" in case[1] else []),
             ],
         )

@@ -19,7 +19,7 @@ def test_every_recipe_and_variant_is_a_case() -> None:
     assert {case.card for case in found if case.recipe == "gpt2-on-16gb"} == {"16GB", "T4"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "recipe", ["vit-large-on-8gb", pytest.param("llama-8b-qlora-on-16gb", marks=pytest.mark.exhaustive)]

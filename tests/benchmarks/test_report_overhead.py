@@ -76,7 +76,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report_overhead.usable_arms(on_gpu=True)[1] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_runs_and_writes_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--rounds", "1", "--steps", "4", "--long-steps", "30", "--width", "16", "--length", "8"]
     names = ["memkit", "memkit-allocator", "memkit-no-phases", "counters"]

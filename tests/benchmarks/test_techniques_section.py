@@ -100,7 +100,7 @@ def test_what_a_child_left_becomes_evidence(tmp_path: Path) -> None:
     assert techniques_section.conclude(tmp_path, 1, message, STEPS)["status"] == "does not fit"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole path: first weights on disk, setup, child, Trainer, records, evidence; marked as a rehearsal.
 

@@ -86,7 +86,7 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     assert {path.name for path in folder.iterdir()} == {"train.py", "begun", "plan.yaml", "plan.html"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: the script's own batch in a setup, steps that do not follow, a script that is not judged as it
     stands, a plan file without a word of it."""
@@ -163,7 +163,7 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     assert said.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: LoRA on the first line or in a plan file, a diff that is not the script's or does not come, QLoRA
     of a model that nobody loads tried without a word."""
@@ -236,7 +236,7 @@ def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
     assert said.count(": fits") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:
     """Would notice: 1, which would say that nothing fits; a script that goes on."""
     (folder / "wait").write_text("60")

@@ -101,7 +101,7 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Path) -> None:
     process = start(tmp_path, text_file, "lora", "--max-steps", "200", "--set", "save_steps=2")
     wait_for_step(process, tmp_path, 3)

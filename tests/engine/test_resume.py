@@ -54,7 +54,7 @@ def losses(folder: Path) -> dict[int, float]:
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param("resident", marks=pytest.mark.slow),
+        pytest.param("resident", marks=pytest.mark.exhaustive),
         pytest.param("offload", marks=[pytest.mark.operators, pytest.mark.exhaustive]),
         pytest.param("infinity", marks=pytest.mark.operators),
     ],

@@ -157,7 +157,7 @@ def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | 
     [
         ("plain", ("lora", "qlora")),
         pytest.param("subclass", ("lora",), marks=pytest.mark.slow),
-        pytest.param("trl", ("qlora",), marks=pytest.mark.slow),
+        pytest.param("trl", ("qlora",), marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_changed_script_is_what_was_traced(

@@ -126,7 +126,7 @@ def on_disk(found: Plan) -> Judged:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tracing
 def test_a_folder_adds_the_leanest_engine_without_a_time(plans: dict[str, Plan]) -> None:
     """Would notice: a time that rests on somebody else's disk, a setup without a time on the first line, a disk that

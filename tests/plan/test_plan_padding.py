@@ -186,7 +186,7 @@ def test_it_is_what_the_script_gives_with_these_settings(
 
 
 @pytest.mark.tracing
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_that_takes_no_option_is_no_setup(folder: Path) -> None:
     """Would notice: rows behind one another judged with an attention that the user's model would not have."""
     plan = planned(folder, "by hand", max_steps=3)

@@ -21,6 +21,7 @@ from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
+from tests.fewer import first
 
 pytestmark = pytest.mark.tracing
 
@@ -172,7 +173,7 @@ def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
             assert about["deepspeed"] and not about["plan"]["device_map"], engine.name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) -> None:
     """30 rows, 8 a step, the rest dropped: 3 steps; in micro-batches of 2 or 1 rows there would be 4. Would notice: a
     plan that trains on other rows than the script."""
@@ -216,7 +217,7 @@ Trainer(Model(COMPARES), args, train_dataset=rows).train()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compares", [True, False])
+@pytest.mark.parametrize("compares", first([True, False]))
 def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares: bool) -> None:
     """Would notice: a contrastive loss of the user's own in smaller micro-batches, which is another loss; a classifier
     that is held fast because it has as many classes as rows."""
@@ -231,7 +232,7 @@ def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares:
         assert sizes > {8} and "another micro-batch" not in found.left_out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
     """100 rows on two GPUs, 8 each: 112 with those that are taken again to fill the last batch; with 16 each 128, in
     as many steps. Would notice: "same result" for an epoch of other rows; nothing left to try on several GPUs."""

@@ -27,6 +27,7 @@ from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction import Prediction, predict_script, predict_trainer
 from hf_memkit.prediction.live_objects import read_objects, write_objects
 from hf_memkit.prediction.worker import shared_worker
+from tests.fewer import first
 from tests.predict import user_models
 from tests.predict.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
 
@@ -391,7 +392,7 @@ def make(model, kind, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nf4", "int8", "torchao"])
+@pytest.mark.parametrize("kind", first(["nf4", "int8", "torchao"]))
 def test_a_live_quantised_model_is_predicted_as_its_script_is(tmp_path: Path, kind: str) -> None:
     """Would notice: codes or scales that are counted twice, or not; values that come along."""
     config = LlamaConfig(

@@ -25,6 +25,7 @@ from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.batches import chosen_batches, longest_row
 from hf_memkit.prediction.child.row_sizes import row_sizes
 from hf_memkit.prediction.trace import Trace
+from tests.fewer import first
 from tests.predict.fake_and_real import _changes, peaks
 from tests.predict_script.conftest import Predict
 
@@ -324,7 +325,9 @@ def tokens_of(processor: str) -> Callable[[list[Any]], tuple[list[int], torch.Te
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "kind"),
-    [("max_pixels", "shuffled"), ("max_pixels", "one by one"), ("max_pixels", "sequential"), ("tiles", "shuffled")],
+    first(
+        [("max_pixels", "shuffled"), ("max_pixels", "one by one"), ("max_pixels", "sequential"), ("tiles", "shuffled")]
+    ),
 )
 def test_images_and_texts_through_a_processor(processor: str, kind: str) -> None:
     """Would notice: pixels taken for tokens: an image of 48 million has no more of them than one of 50,000, beside

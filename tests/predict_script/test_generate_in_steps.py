@@ -64,12 +64,14 @@ Answers(model, arguments, train_dataset=rows).train()
     [
         ("llama", '{"do_sample": true}'),
         ("llama", '{"num_beams": 3, "num_return_sequences": 2}'),
-        ("llama", '{"use_cache": false}'),
-        ("llama", '{"output_logits": true, "return_dict_in_generate": true}'),
-        ("mistral", "{}"),
-        ("t5", "{}"),
+        pytest.param("llama", '{"use_cache": false}', marks=pytest.mark.exhaustive),
+        pytest.param(
+            "llama", '{"output_logits": true, "return_dict_in_generate": true}', marks=pytest.mark.exhaustive
+        ),
+        pytest.param("mistral", "{}", marks=pytest.mark.exhaustive),
+        pytest.param("t5", "{}", marks=pytest.mark.exhaustive),
         ("t5", '{"num_beams": 4}'),
-        ("bart", '{"num_beams": 4, "no_repeat_ngram_size": 3}'),
+        pytest.param("bart", '{"num_beams": 4, "no_repeat_ngram_size": 3}', marks=pytest.mark.exhaustive),
         ("whisper", '{"language": null}'),
     ],
 )

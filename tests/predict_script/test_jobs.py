@@ -26,6 +26,7 @@ from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.process_group import single_process_environment
+from tests.fewer import first
 from tests.predict.fake_and_real import _changes, peaks
 from tests.predict.test_child_libraries import alive
 
@@ -37,9 +38,21 @@ ALL: Final[dict[str, dict[str, Any]]] = json.loads((JOBS / "jobs.json").read_tex
 ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
 OLDEST: Final = {"summarization", "sentiment", "lora_chat"}
 """CI predicts these with the oldest supported transformers too."""
+KEPT: Final = {
+    *OLDEST, "causal_lm_blocks", "flag_embedder_base", "lora_merge", "lora_torchao", "own_module", "qlora",
+    "qwen_vl_sft", "resume_bart", "trl_dpo_lora", "trl_grpo_lora", "trl_sft_packing_eval", "wav2vec2_ctc",
+}  # fmt: skip
+"""One of each kind of model, data, adapter and trainer; the others run with `--exhaustive`."""
 PLAIN: Final = [
-    pytest.param(name, marks=pytest.mark.compat) if name in OLDEST else name for name in ALL if name not in ENGINES
-]
+    pytest.param(
+        name,
+        marks=[
+            *([pytest.mark.compat] if name in OLDEST else []), *([] if name in KEPT else [pytest.mark.exhaustive])
+        ],
+    )
+    for name in ALL
+    if name not in ENGINES
+]  # fmt: skip
 GENERATES: Final = {"summarization", "whisper_finetune"}
 """Their evaluations generate: a bound, of which a real answer may fall short."""
 LEARNS_FROM_ITS_ANSWERS: Final = {"trl_grpo", "trl_grpo_lora", "trl_rloo"}
@@ -134,7 +147,7 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
     assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0
 
 
-@pytest.mark.parametrize("name", ["summarization", "trl_grpo_lora", "qwen_vl_sft_all"])
+@pytest.mark.parametrize("name", first(["summarization", "trl_grpo_lora", "qwen_vl_sft_all"]))
 def test_a_live_trainer_is_predicted_as_its_script_is(
     worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

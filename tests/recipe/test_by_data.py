@@ -187,7 +187,7 @@ def cut_of(smaller: dict[str, Any]) -> int:
     return int(list(smaller)[1].split()[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_people_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

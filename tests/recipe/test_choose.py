@@ -153,7 +153,7 @@ def test_what_the_machine_lacks_beside_the_gpu_needs_no_trace(chooses: Recipe, m
     assert not counting.asked
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_the_longest_sequence_is_confirmed_by_prediction(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
     variants = {"longest-sequence": {"micro_batch_size": 1, "learning_rate": 1e-4, "solve_for": "sequence"}}

@@ -98,7 +98,7 @@ def _slow_product() -> None:
     assert seconds[1] < seconds[0] / 4, seconds
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_bf16_instructions_products_are_many_times_quicker() -> None:
     code = "from tests.recipe.test_rehearsed_bf16 import _slow_product; _slow_product()"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **HELD_BACK})

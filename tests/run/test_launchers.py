@@ -15,6 +15,7 @@ import pytest
 
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.zero import ops
+from tests.fewer import some
 from tests.run.conftest import HERE, Ended, Started
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,10 @@ def seen(folder: Path, out: str, rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if " with " not in name])
+@pytest.mark.parametrize(
+    "launcher",
+    some([name for name in LAUNCHERS if " with " not in name], "torchrun", "deepspeed without --local_rank"),
+)
 def test_each_rank_sees_what_it_sees_without_memkit_and_fails_as_it_fails(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, launcher: str
 ) -> None:
@@ -128,7 +132,7 @@ def check_two_ranks(memkit: Ended, folder: Path, expected: Losses) -> None:
     assert memkit.err.count("Finished after step 3") == memkit.err.count("Page: ") == 1 and "2 ranks" in memkit.err
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed"])
+@pytest.mark.parametrize("launcher", some(["torchrun", "accelerate", "deepspeed"], "accelerate"))
 def test_two_ranks_train_as_they_do_without_memkit(
     launch: Launch, losses: Losses, tmp_path: Path, launcher: str
 ) -> None:
