@@ -2,7 +2,7 @@
 `--exhaustive`, which CI does not call.
 
 @pytest.mark.parametrize("event", first(EVENTS))
-@pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, of_each=3, quick=6))
+@pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, quick=6))
 @pytest.mark.parametrize(("name", "variant"), one_each(PACK, task, engine))
 """
 
@@ -33,28 +33,23 @@ def some(cases: Sequence[Any], *kept: Any) -> list[Any]:
     ]
 
 
-def pairs(cases: Sequence[tuple[str, str]], *, of_each: int, quick: int) -> list[Any]:
-    """Every first value with one second, and every second value with at least `of_each` firsts. The first `quick` of
-    these are in the short run, the next as many are slow.
+def pairs(cases: Sequence[tuple[str, str]], *, quick: int) -> list[Any]:
+    """All cases; of the first `quick` first values one runs as its test does, each with another second value where
+    there is one, and the others run with `--exhaustive`.
 
     Those of a second value with bf16 in its name carry that marker.
     """
     used: Counter[str] = Counter()
     kept: list[tuple[str, str]] = []
-    for first in dict.fromkeys(first for first, _ in cases):
+    for first in list(dict.fromkeys(first for first, _ in cases))[:quick]:
         pair = min((case for case in cases if case[0] == first), key=lambda case: used[case[1]])
         used[pair[1]] += 1
         kept.append(pair)
-    for case in cases:
-        if used[case[1]] < of_each and case not in kept:
-            used[case[1]] += 1
-            kept.append(case)
     return [
         pytest.param(
             *case,
             marks=[
-                *([pytest.mark.slow] if case in kept[quick : 2 * quick] else []),
-                *([] if case in kept[: 2 * quick] else [pytest.mark.exhaustive]),
+                *([] if case in kept else [pytest.mark.exhaustive]),
                 *([pytest.mark.bf16] if "bf16" in case[1] else []),
             ],
         )

@@ -75,7 +75,7 @@ def test_the_summary_names_what_was_wrong() -> None:
     assert nothing.cases == 0 and nothing.median_error is None and nothing.worst_case is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [

@@ -111,7 +111,7 @@ def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFix
     assert "--sequences-per-step 100: the script trains on 64 rows" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_what_cannot_start_says_why_in_one_line_and_writes_nothing(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_goes_away_ends_the_run_and_leaves_its_checkpoints(memkit: Memkit, tmp_path: Path) -> None:
     """As when it is unmounted. The run goes on from its last checkpoint once there is a disk again."""
     command = [sys.executable, "-m", "hf_memkit", *INFINITY, "--nvme-path", "nvme"]

@@ -59,6 +59,7 @@ def run_file(folder: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.exhaustive
 @pytest.mark.operators
 @pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
 def test_two_ranks_stop_together_and_go_on_under_another_launcher(

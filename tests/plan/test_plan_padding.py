@@ -144,7 +144,7 @@ def found(folder: Path) -> Found:
     return Found(plan, plan.own, names["8 × 1, padding-free"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tracing
 def test_the_same_tokens_in_less_memory_and_time(found: Found) -> None:
     """Would notice: a candidate whose rows are padded all the same, tokens that are counted with padding or twice, a

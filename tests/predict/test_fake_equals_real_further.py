@@ -26,14 +26,14 @@ FURTHER: Final = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "setting"), pairs(UNSEEN_CASES, of_each=1, quick=2))
+@pytest.mark.parametrize(("architecture", "setting"), pairs(UNSEEN_CASES, quick=2))
 def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
     assert_equal(fake, real)
     assert real["phases"]["optimizer"] < real["peak_bytes"], "activations decide, or nothing of them is compared"
 
 
-@pytest.mark.parametrize(("architecture", "setting"), pairs(FURTHER, of_each=1, quick=3))
+@pytest.mark.parametrize(("architecture", "setting"), pairs(FURTHER, quick=3))
 def test_fake_equals_real_in_all_that_a_training_does(child: Child, architecture: str, setting: str) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
     assert_equal(fake, real)

@@ -23,7 +23,7 @@ PHASES = ("forward", "backward", "optimizer", "evaluate")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "setting"),
-    pairs(list(product(("llama", "qwen3"), ("sft", "sft, packed", "sft, bf16", "sft, lora"))), of_each=1, quick=1),
+    pairs(list(product(("llama", "qwen3"), ("sft", "sft, packed", "sft, bf16", "sft, lora"))), quick=1),
 )
 def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))

@@ -147,6 +147,7 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
     assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", first(["summarization", "trl_grpo_lora", "qwen_vl_sft_all"]))
 def test_a_live_trainer_is_predicted_as_its_script_is(
     worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -227,7 +227,7 @@ def model_folder(path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exported_script_is_predicted_alike(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,10 @@ def test_every_rank_has_the_plan(launch: Launch, tmp_path: Path) -> None:
 @pytest.mark.operators
 @pytest.mark.parametrize(
     ("launcher", "how"),
-    [("deepspeed", ["deepspeed", "out", "zero2.json"]), ("accelerate with deepspeed", ["ranks", "out"])],
+    [
+        pytest.param("deepspeed", ["deepspeed", "out", "zero2.json"], marks=pytest.mark.exhaustive),
+        ("accelerate with deepspeed", ["ranks", "out"]),
+    ],
 )
 def test_two_ranks_train_with_an_engine_as_they_do_without_memkit(
     launch: Launch, losses_with_engine: Losses, tmp_path: Path, launcher: str, how: list[str]
