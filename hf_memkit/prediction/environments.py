@@ -25,9 +25,9 @@ __all__ = ["Environment", "find_environment"]
 # The same as in pyproject.toml, of which an installed package knows nothing in another environment.
 _PYTHON: Final = SpecifierSet(">=3.11")
 _SUPPORTED: Final = {
-    "torch": SpecifierSet(">=2.11"),
-    "transformers": SpecifierSet(">=5.17,<6"),
-    "accelerate": SpecifierSet(">=1.10"),
+    "torch": SpecifierSet(">=2.6"),
+    "transformers": SpecifierSet(">=4.57,<6"),
+    "accelerate": SpecifierSet(">=1.3"),
 }
 _LIMIT_S: Final = 60.0
 

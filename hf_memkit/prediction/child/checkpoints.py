@@ -40,10 +40,14 @@ def shapes_in(file: str | os.PathLike[str]) -> Shapes:
 def sizes_that_differ(model: Any, shapes: Shapes, mapping: Any) -> set[tuple[str, Any, Any]]:
     """Parameters for which a checkpoint has another shape, as transformers finds them (5.23.0: core_model_loading.py,
     `convert_and_load_state_dict_in_model`); what it converts is left out."""
+    if mapping is None:  # transformers 4.57
+        own = model.state_dict()
+        differ = {name for name, shape in shapes.items() if name in own and tuple(own[name].shape) != shape}
+        return {(name, torch.Size(shapes[name]), own[name].shape) for name in differ}
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    renamings = [each for each in mapping or () if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping or () if isinstance(each, WeightConverter)]
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
     own = model.state_dict()
     found = set()
     for name, shape in shapes.items():

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
+from hf_memkit.prediction.child.older_libraries import FLASH_QUESTIONS, flash_attention_table, hub_kernel_loader
 
 __all__ = ["install_flash_attn"]
 
@@ -34,7 +35,8 @@ def install_flash_attn(capability: tuple[int, int]) -> None:
     from transformers import modeling_utils
 
     if capability < (8, 0):
-        modeling_utils.PreTrainedModel._flash_attn_import_error = _refuse_old_gpu
+        for name in FLASH_QUESTIONS:
+            setattr(modeling_utils.PreTrainedModel, name, _refuse_old_gpu)
         return
     from transformers import modeling_flash_attention_utils as utils
 
@@ -152,7 +154,6 @@ def _transformers_finds_it() -> None:
     needs (transformers 5.23.0: utils/import_utils.py; modeling_flash_attention_utils.py,
     `FLASH_ATTENTION_COMPATIBILITY_MATRIX`)."""
     from packaging.version import parse
-    from transformers import modeling_flash_attention_utils
     from transformers.utils import import_utils
 
     def yes(kernels_fallback_ok: bool = False) -> bool:
@@ -167,7 +168,7 @@ def _transformers_finds_it() -> None:
     for name, answer in answers.items():
         original = getattr(import_utils, name)
         replace_everywhere(original, answer, ("transformers",))
-        for row in modeling_flash_attention_utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX.values():
+        for row in flash_attention_table().values():
             row.update({key: answer for key, value in row.items() if value is original})
 
 
@@ -177,7 +178,8 @@ def _as_hub_kernel(package: ModuleType) -> None:
     from transformers.integrations import hub_kernels
     from transformers.integrations.flash_attention import flash_attention_forward
 
-    original = hub_kernels.load_and_register_attn_kernel
+    name = hub_kernel_loader()
+    original = getattr(hub_kernels, name)
 
     def load(attn_implementation: str, attention_wrapper: Any = None, *args: Any, **kwargs: Any) -> Any:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -190,4 +192,4 @@ def _as_hub_kernel(package: ModuleType) -> None:
         ALL_MASK_ATTENTION_FUNCTIONS.register(attn_implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
         return package
 
-    hub_kernels.load_and_register_attn_kernel = load
+    setattr(hub_kernels, name, load)

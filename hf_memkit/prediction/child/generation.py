@@ -19,6 +19,13 @@ import torch
 
 from hf_memkit.compat import GENERATION_FIELDS
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.older_libraries import (
+    first_turn,
+    grown_masks,
+    later_arguments,
+    longest_cache,
+    of_one_turn,
+)
 from hf_memkit.prediction.child.work_recorder import turns as work_of_turns
 from hf_memkit.setup import Setup
 
@@ -102,6 +109,7 @@ def _longest(loop: Any) -> Any:
     ) -> Any:
         if generation_config.output_attentions or generation_config.output_hidden_states:
             raise Unmodelled("generate(output_attentions, output_hidden_states): not modelled; omit both")
+        options, of_the_loop = of_one_turn(options)
         prompt, most, word = input_ids, stopping_criteria.max_length, _word(generation_config)
         rows, given = input_ids.shape
         beams = generation_config.num_beams or 1
@@ -109,7 +117,7 @@ def _longest(loop: Any) -> Any:
         turns = min(most - given, _TURNS)
         skipped = most - given - turns
         if skipped > 0:
-            outputs = self._prefill(input_ids, generation_config, options)
+            outputs = first_turn(self, input_ids, generation_config, options)
             options = _later(self, outputs, options, skipped)
             if generation_config.return_dict_in_generate:
                 kept = [name for name in ("scores", "logits") if getattr(generation_config, f"output_{name}")]
@@ -132,7 +140,7 @@ def _longest(loop: Any) -> Any:
         try:
             found = loop(
                 self, input_ids, logits_processor, stopping_criteria=stopping_criteria,
-                generation_config=generation_config, **options,
+                generation_config=generation_config, **options, **of_the_loop,
             )  # fmt: skip
         finally:
             of_all_turns(skipped / max(1, turns))
@@ -157,17 +165,17 @@ _TURNS: Final = 2
 
 def _next(model: Any, input_ids: torch.Tensor, generation_config: Any, options: dict[str, Any], **_: Any) -> Any:
     """A turn that is not the first."""
-    length = 1 if options["use_cache"] else None
-    inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=length, **options)
-    return model(**inputs, return_dict=True)
+    return model(**later_arguments(model, input_ids, options), return_dict=True)
 
 
 def _later(model: Any, outputs: Any, options: dict[str, Any], tokens: int) -> dict[str, Any]:
     """The arguments of the loop's turns so many tokens later."""
     types = options.pop("token_type_ids", None)
+    before = dict(options)
     options = model._update_model_kwargs_for_generation(
         outputs, options, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=tokens
     )
+    grown_masks(model, before, options, tokens)
     if types is not None:
         options["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, tokens)], dim=-1)
     return options
@@ -185,7 +193,7 @@ def _grow(cache: Any, tokens: int) -> None:
     for layer in getattr(cache, "self_attention_cache", cache).layers:
         if not getattr(layer, "is_initialized", False) or not hasattr(layer, "keys"):
             continue
-        if layer.get_max_length() > 0 and not layer.is_sliding:
+        if longest_cache(layer) > 0 and not layer.is_sliding:
             continue  # its memory is there from the begin
         length = layer.keys.shape[-2] + tokens
         if layer.is_sliding:

@@ -32,6 +32,7 @@ from huggingface_hub import constants
 from transformers import Trainer
 from transformers.utils import hub
 
+from hf_memkit.prediction.child.older_libraries import config_class
 from hf_memkit.prediction.child.read_only import only_these_change
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
@@ -254,7 +255,7 @@ class Nowhere:
 
     @staticmethod
     def _classes() -> list[Any]:
-        from transformers import configuration_utils, feature_extraction_utils, image_processing_base, processing_utils
+        from transformers import feature_extraction_utils, image_processing_base, processing_utils
         from transformers.generation.configuration_utils import GenerationConfig
         from transformers.modeling_utils import PreTrainedModel
         from transformers.models.auto import auto_factory, configuration_auto, processing_auto, tokenization_auto
@@ -264,7 +265,7 @@ class Nowhere:
         return [
             PreTrainedModel, PreTrainedTokenizerBase, GenerationConfig, auto_factory._BaseAutoModelClass,
             configuration_auto.AutoConfig, processing_auto.AutoProcessor, tokenization_auto.AutoTokenizer,
-            configuration_utils.PreTrainedConfig, feature_extraction_utils.FeatureExtractionMixin,
+            config_class(), feature_extraction_utils.FeatureExtractionMixin,
             image_processing_base.ImageProcessingMixin, processing_utils.ProcessorMixin,
             *([peft_model.PeftModel, config.PeftConfigMixin, auto._BaseAutoPeftModel] if peft_model else []),
         ]  # fmt: skip

@@ -15,6 +15,7 @@ from torch import nn
 from hf_memkit.errors import InputError, Unmodelled
 from hf_memkit.models import quiet_transformers
 from hf_memkit.prediction.child.libraries import outliers_are_few
+from hf_memkit.prediction.child.older_libraries import no_init_weights
 from hf_memkit.setup import Setup
 from hf_memkit.train import add_adapters, install_model_parts
 
@@ -27,8 +28,6 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
     Raises:
         InputError: transformers has no such class.
     """
-    from transformers.initialization import no_init_weights
-
     config = _config(setup, trust_remote_code)
     multiple = setup.get("model.pad_vocabulary_to_multiple_of")
     if multiple:

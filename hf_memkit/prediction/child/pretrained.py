@@ -12,6 +12,7 @@ import os
 import sys
 import types
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,13 @@ from torch import nn
 
 from hf_memkit.prediction.child.adapters import place_of
 from hf_memkit.prediction.child.checkpoints import Shapes, shapes_in, sizes_that_differ
+from hf_memkit.prediction.child.older_libraries import (
+    HowLoaded,
+    expanded_device_map,
+    how_it_is_loaded,
+    parameters_on_meta,
+    what_loading_gives,
+)
 from hf_memkit.prediction.child.quantised import quantised, quantizers
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
@@ -65,7 +73,6 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
     """Replaces how transformers finds and reads checkpoints, in this process (transformers 5.23.0: modeling_utils.py,
     `_get_resolved_checkpoint_files`, `PreTrainedModel._load_pretrained_model`)."""
     from transformers import modeling_utils
-    from transformers.integrations.accelerate import expand_device_map
 
     resolve = modeling_utils._get_resolved_checkpoint_files
     stored: dict[str, torch.dtype | None] = {}
@@ -97,29 +104,28 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
 
     def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
         names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
-        places = expand_device_map(load_config.device_map, names)
-        loaded = _loading_info()
-        if load_config.hf_quantizer is None and not load_config.ignore_mismatched_sizes:
-            loaded.mismatched_keys |= sizes_that_differ(model, shapes, load_config.weight_mapping)  # then it raises
+        asked = how_it_is_loaded(model, load_config, kwargs)
+        places = expanded_device_map(asked.device_map, names)
+        checked = asked.quantizer is None and not asked.ignores_sizes
+        loaded = what_loading_gives(model, sizes_that_differ(model, shapes, asked.mapping) if checked else set())
         host = boundary.tracer.host
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
-            _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
+            _made(model, places, asked, boundary)
         _loaded_at[model] = _users_call()
-        if load_config.device_map is not None and not _by_trls_trainer():
+        if asked.device_map is not None and not _by_trls_trainer():
             _with_device_map.add(model)
-        return loaded, None
+        return loaded
 
+    parameters_on_meta()
     modeling_utils.get_hf_quantizer = quantizers(modeling_utils.get_hf_quantizer)
     modeling_utils._get_resolved_checkpoint_files = resolved
     modeling_utils.PreTrainedModel._load_pretrained_model = staticmethod(load)
 
 
-def _made(
-    model: Any, places: dict[str, Any], dtypes: dict[str, torch.dtype], quantizer: Any, boundary: RealAndFake
-) -> None:
+def _made(model: Any, places: Mapping[str, Any], asked: HowLoaded, boundary: RealAndFake) -> None:
     """Gives parameters and buffers that are on the meta device their place; what is tied stays tied. A weight that is
     to be quantised is, by the library's own code."""
-    kept = _pattern(dtypes)
+    quantizer = asked.quantizer
     made: dict[int, Any] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -128,7 +134,7 @@ def _made(
                 continue
             table = module._parameters if name in module._parameters else module._buffers
             if id(tensor) not in made:
-                dtype = kept(path) if tensor.is_floating_point() else None
+                dtype = asked.kept(path) if tensor.is_floating_point() else None
                 shaped = torch.empty_like(tensor, dtype=dtype or tensor.dtype)
                 place = places.get(path, "cpu")
                 new: Any
@@ -141,30 +147,6 @@ def _made(
                 new._is_hf_initialized = True
                 made[id(tensor)] = tensor, new  # the old one too: its id must not be given away
             table[name] = made[id(tensor)][1]
-
-
-def _pattern(dtypes: dict[str, torch.dtype]) -> Any:
-    """The dtype that a model keeps for a parameter whatever it is loaded in (norms in fp32); None: none."""
-    if not dtypes:
-        return lambda path: None
-    from transformers.core_model_loading import build_glob_alternation
-
-    alternation, by_group, _ = build_glob_alternation(list(dtypes))
-
-    def find(path: str) -> Any:
-        found = alternation.search(path)
-        return dtypes[by_group[found.lastgroup]] if found else None
-
-    return find
-
-
-def _loading_info() -> Any:
-    from transformers.utils.loading_report import LoadStateDictInfo
-
-    return LoadStateDictInfo(
-        missing_keys=set(), unexpected_keys=set(), mismatched_keys=set(),
-        error_msgs=[], conversion_errors={}, skipped_pp_keys=set(),
-    )  # fmt: skip
 
 
 def _dtype_of(file: str) -> torch.dtype | None:

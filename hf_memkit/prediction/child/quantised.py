@@ -23,6 +23,7 @@ from torch import nn
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.libraries import outliers_are_few
+from hf_memkit.prediction.child.older_libraries import quantized_parameter
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 
@@ -41,17 +42,17 @@ def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
         asked = given or next(filter(None, map(_config_of, (config, config.get_text_config(decoder=True)))), None)
         if asked and (method := _method(asked)) not in _ASKED:
             raise _unmodelled(method)
-        quantizer, config, device_map = original(config, given, *args, **kwargs)
+        quantizer, config, *rest = original(config, given, *args, **kwargs)
         if quantizer is None:
-            return quantizer, config, device_map
+            return quantizer, config, *rest
         if getattr(quantizer.quantization_config, "dequantize", False):
             del config.quantization_config
-            return None, config, device_map
+            return None, config, *rest
         _check(quantizer.quantization_config)
         if _method(quantizer.quantization_config) == "bitsandbytes":
             outliers_are_few()
         quantizer.pre_quantized = False
-        return quantizer, config, device_map
+        return quantizer, config, *rest
 
     return get_hf_quantizer
 
@@ -107,11 +108,7 @@ def quantised(
     if issubclass(getattr(module, "source_cls", nn.Linear), Conv1D):
         shaped = shaped.new_empty(shaped.shape[::-1])  # as it is in the checkpoint
     weight = boundary.empty_like(shaped, place)
-    operation = quantizer.get_quantize_ops()
-    with torch.no_grad():
-        made = operation.convert({path: [weight]}, model=model, full_layer_name=path, missing_keys=set())
-    parameter: nn.Parameter = made[path] if path in made else model.get_parameter(path)
-    return parameter
+    return quantized_parameter(quantizer, model, path, weight)
 
 
 def notes_on_8_bits(model: Any) -> Iterator[str]:

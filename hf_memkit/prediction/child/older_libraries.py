@@ -1,0 +1,259 @@
+"""How libraries of earlier versions do what memkit watches or replaces. Here only: the rest of the child process speaks
+of today's transformers and torch.
+
+Each difference is told by what the library has, not by its version; the versions say when it came.
+
+| what | transformers | |
+|---|---|---|
+| options of `_load_pretrained_model` | 4.57 | keyword arguments; later one object |
+| where parameters are that stay in fp32 | 4.57 | a pattern; in 5.0 the model has them; later the options |
+| what it gives | 4.57 | six things; in 5.0 one; later two |
+| `init_empty_weights` | 4.57 | moves parameters to the meta device one by one; later they are made there |
+| `get_quantize_ops` | 4.57 | is `create_quantized_param` |
+| the first turn of `generate` | 4.57 | a turn of the loop; later `_prefill` |
+| `next_sequence_length` | up to 5.1 | is told by `cache_position` |
+| a mask grows by more than one token | 4.57 | it grows by one |
+| `get_max_length` of a cache's layer | up to 5.16 | is `get_max_cache_shape` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+__all__ = [
+    "FLASH_QUESTIONS",
+    "HowLoaded",
+    "config_class",
+    "expanded_device_map",
+    "first_turn",
+    "flash_attention_table",
+    "grown_masks",
+    "how_it_is_loaded",
+    "hub_kernel_loader",
+    "later_arguments",
+    "longest_cache",
+    "no_init_weights",
+    "of_one_turn",
+    "parameters_on_meta",
+    "quantized_parameter",
+    "what_loading_gives",
+]
+
+
+FLASH_QUESTIONS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
+"""Methods of a model that raise where flash attention cannot be used: today's, and those up to 5.1."""
+
+
+class HowLoaded(NamedTuple):
+    """How `from_pretrained` loads a model.
+
+    Attributes:
+        device_map: as it is given; None: without.
+        quantizer: transformers'; None: without.
+        kept: a parameter's name → the dtype that it keeps whatever the model is loaded in, such as norms in fp32; or
+            None.
+        ignores_sizes: whether parameters of other sizes than the checkpoint's are made anew.
+        mapping: what renames and converts the checkpoint's names; None: this version renames them elsewhere.
+    """
+
+    device_map: Any
+    quantizer: Any
+    kept: Callable[[str], torch.dtype | None]
+    ignores_sizes: bool
+    mapping: Any
+
+
+def how_it_is_loaded(model: Any, load_config: Any, options: Mapping[str, Any]) -> HowLoaded:
+    """Of the arguments of `_load_pretrained_model` (transformers: modeling_utils.py)."""
+    if "keep_in_fp32_regex" in options:  # 4.57, where `load_config` is the model's name
+        pattern = options["keep_in_fp32_regex"]
+
+        def kept(path: str) -> torch.dtype | None:
+            return torch.float32 if pattern is not None and pattern.search(path) else None
+
+        ignores = bool(options.get("ignore_mismatched_sizes"))
+        return HowLoaded(options.get("device_map"), options.get("hf_quantizer"), kept, ignores, None)
+    plan = load_config.dtype_plan if hasattr(load_config, "dtype_plan") else getattr(model, "dtype_plan", None)
+    return HowLoaded(
+        load_config.device_map, load_config.hf_quantizer, _by_name(plan or {}),
+        load_config.ignore_mismatched_sizes, load_config.weight_mapping or (),
+    )  # fmt: skip
+
+
+def _by_name(dtypes: Mapping[str, torch.dtype]) -> Callable[[str], torch.dtype | None]:
+    if not dtypes:
+        return lambda path: None
+    from transformers.core_model_loading import build_glob_alternation
+
+    alternation, by_group, _ = build_glob_alternation(list(dtypes))
+
+    def kept(path: str) -> torch.dtype | None:
+        found = alternation.search(path)
+        return dtypes[by_group[found.lastgroup]] if found else None
+
+    return kept
+
+
+def what_loading_gives(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any:
+    """What `_load_pretrained_model` gives where nothing is missing. `mismatched`: (name, the checkpoint's shape, the
+    model's), for which transformers then raises.
+
+    Raises:
+        RuntimeError: sizes differ, and this version raises it while it loads.
+    """
+    from transformers import modeling_utils
+
+    try:
+        from transformers.utils.loading_report import LoadStateDictInfo as Info  # since 5.1
+    except ImportError:
+        Info = getattr(modeling_utils, "LoadStateDictInfo", None)  # in 5.0
+    if Info is None:
+        if mismatched:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(model).__name__}:\n\t"
+                + "\n\t".join(
+                    f"size mismatch for {name}: {tuple(stored)} in the checkpoint, {tuple(own)} in the model"
+                    for name, stored, own in sorted(mismatched)
+                )
+            )
+        return model, [], [], [], None, []
+    empty = {
+        "missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": mismatched, "error_msgs": [],
+        "conversion_errors": {}, "skipped_pp_keys": set(), "disk_offload_index": None,
+    }  # fmt: skip
+    names = [each.name for each in dataclasses.fields(Info)]
+    found = Info(**{name: empty[name] for name in names})
+    return found if "disk_offload_index" in names else (found, None)
+
+
+def expanded_device_map(device_map: Any, names: list[str]) -> Mapping[str, Any]:
+    """Parameter → its device."""
+    try:
+        from transformers.integrations.accelerate import expand_device_map
+    except ImportError:  # 4.57, which does not call it without a map
+        from transformers.modeling_utils import expand_device_map
+
+        device_map = device_map or {}
+    found: Mapping[str, Any] = expand_device_map(device_map, names)
+    return found
+
+
+def no_init_weights() -> contextlib.AbstractContextManager[None]:
+    """Within it models are made without values."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # 4.57
+        from transformers.modeling_utils import no_init_weights
+    context: contextlib.AbstractContextManager[None] = no_init_weights()
+    return context
+
+
+def parameters_on_meta() -> None:
+    """Where models are made under accelerate's `init_empty_weights`: it copies the attributes of a parameter, which those
+    of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
+    from transformers import modeling_utils
+
+    if hasattr(modeling_utils, "init_empty_weights"):
+        modeling_utils.init_empty_weights = _empty_parameters
+
+
+@contextlib.contextmanager
+def _empty_parameters(include_buffers: bool | None = None) -> Iterator[None]:
+    original = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        original(self, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def quantized_parameter(quantizer: Any, model: Any, path: str, weight: torch.Tensor) -> nn.Parameter:
+    """What the quantizer makes of a weight, where the weight is."""
+    with torch.no_grad():
+        if not hasattr(quantizer, "get_quantize_ops"):  # 4.57
+            quantizer.create_quantized_param(model, weight, path, weight.device)
+            made = {}
+        else:
+            convert = quantizer.get_quantize_ops().convert
+            made = convert({path: [weight]}, model=model, full_layer_name=path, missing_keys=set())
+    parameter: nn.Parameter = made[path] if path in made else model.get_parameter(path)
+    return parameter
+
+
+def flash_attention_table() -> Mapping[Any, dict[str, Any]]:
+    """What each version of flash attention needs (transformers: modeling_flash_attention_utils.py); up to 5.1 empty."""
+    from transformers import modeling_flash_attention_utils
+
+    return getattr(modeling_flash_attention_utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})
+
+
+def hub_kernel_loader() -> str:
+    """The function of transformers/integrations/hub_kernels.py that loads attention from the hub."""
+    from transformers.integrations import hub_kernels
+
+    names = ("load_and_register_attn_kernel", "load_and_register_kernel")  # the second in 4.57
+    return next(name for name in names if hasattr(hub_kernels, name))
+
+
+def config_class() -> type:
+    """The base class of models' configs."""
+    from transformers import configuration_utils
+
+    found = getattr(configuration_utils, "PreTrainedConfig", None) or configuration_utils.PretrainedConfig  # 4.57
+    return found  # type: ignore[no-any-return]
+
+
+def grown_masks(model: Any, before: Mapping[str, Any], after: dict[str, Any], tokens: int) -> None:
+    """Makes the mask of what is generated longer by so many tokens, where `_update_model_kwargs_for_generation` has
+    made it longer by one, whatever it was asked for."""
+    name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
+    if before.get(name) is None or after.get(name) is None:
+        return
+    mask = after[name]
+    left = before[name].shape[-1] + tokens - mask.shape[-1]
+    if left > 0:
+        after[name] = torch.cat([mask, mask.new_ones((*mask.shape[:-1], left))], dim=-1)
+
+
+_OF_THE_LOOP: Final = ("synced_gpus", "streamer")
+
+
+def of_one_turn(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of `_sample` that its turns get, and the others, which transformers 4.57 gives by name too."""
+    turns = {name: value for name, value in options.items() if name not in _OF_THE_LOOP}
+    return turns, {name: value for name, value in options.items() if name in _OF_THE_LOOP}
+
+
+def first_turn(model: Any, input_ids: torch.Tensor, generation_config: Any, options: dict[str, Any]) -> Any:
+    """The turn of `generate` that reads the prompt."""
+    if hasattr(model, "_prefill"):
+        return model._prefill(input_ids, generation_config, options)
+    # transformers 4.57.6: generation/utils.py, `_sample`.
+    options.update(model._get_initial_cache_position(input_ids.shape[1], input_ids.device, options))
+    return model(**model.prepare_inputs_for_generation(input_ids, **options), return_dict=True)
+
+
+def later_arguments(model: Any, input_ids: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a turn that is not the first."""
+    if "cache_position" not in options:  # which says the same, up to 5.1
+        options = {**options, "next_sequence_length": 1 if options["use_cache"] else None}
+    inputs: dict[str, Any] = model.prepare_inputs_for_generation(input_ids, **options)
+    return inputs
+
+
+def longest_cache(layer: Any) -> int:
+    """How many tokens a cache's layer has room for; 0 or less: it grows."""
+    most = getattr(layer, "get_max_length", None) or layer.get_max_cache_shape  # up to 5.16
+    return int(most())
