@@ -1,6 +1,5 @@
-"""Every difference between supported versions of transformers, torch, accelerate and deepspeed. Here only.
-
-Supported: transformers 5.17 to 5.x, torch 2.11 and later, deepspeed 0.19 and later.
+"""Differences between versions of transformers, torch and accelerate in names and arguments. Here only; what the child
+process does otherwise with earlier versions is in `prediction/child/older_libraries.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import builtins
 import dataclasses
 import enum
 import importlib.util
+import json
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,6 +20,7 @@ from packaging.version import Version
 
 __all__ = [
     "GENERATION_FIELDS",
+    "OLDEST",
     "FreeOrder",
     "accelerate_keys",
     "argument_types",
@@ -34,6 +35,9 @@ __all__ = [
     "torch_has_cuda",
     "trl_classes",
 ]
+
+OLDEST: Final = {"torch": "2.6", "transformers": "4.57", "accelerate": "1.3"}
+"""Of each library that traces need the oldest version that works."""
 
 FreeOrder = Literal["segment", "block", "address"]
 """What decides between free blocks of equal size: the age of their segment and then the address (torch 2.13 and later,
@@ -143,8 +147,13 @@ def argument_types() -> Mapping[str, Any]:
 
 @cache
 def _imported_types() -> Mapping[str, Any]:
-    from transformers import TrainingArguments
-
+    """Without transformers the names alone, of its newest version that was read (`scripts/argument_fields.py`)."""
+    try:
+        from transformers import TrainingArguments
+    except ModuleNotFoundError:
+        text = Path(__file__).with_name("argument_fields.json").read_text(encoding="utf-8")
+        by_versions = json.loads(text)["transformers"]["classes"]["TrainingArguments"]
+        return {name: Any for versions, names in by_versions.items() if versions.endswith("-") for name in names}
     hints = typing.get_type_hints(TrainingArguments)
     return {field.name: hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init}
 

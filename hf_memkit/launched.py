@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit import boot
 from hf_memkit.compat import is_on
 from hf_memkit.errors import InputError
 from hf_memkit.user_script import UserScript
@@ -40,14 +41,6 @@ _FRONT_ENDS: Final = {
 }
 """Commands that start a launcher themselves → the module that trains without one; `{}` is the command's first word."""
 
-_READER: Final = """
-import runpy, sys
-sys.path[0] = sys.argv.pop(1)
-import hf_memkit
-del sys.path[0]
-runpy.run_module("hf_memkit.prediction.child.read_launch", run_name="__main__", alter_sys=True)
-"""
-"""With the launcher's libraries, and this package."""
 _LIMIT_S: Final = 120.0
 
 
@@ -160,11 +153,11 @@ def read_command(
 
 
 def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict[str, Any]:
-    package = str(Path(__file__).resolve().parents[1])
     try:
         ran = subprocess.run(
-            [python, "-c", _READER, package, *words], env={**environment, "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
+            boot.command("-m", "hf_memkit.prediction.child.read_launch", *words, python=python),
+            env={**environment, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=_LIMIT_S,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"its options were not read within {_LIMIT_S:.0f} s; try again, or give the script alone"}

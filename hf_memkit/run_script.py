@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from hf_memkit import user_script
+from hf_memkit import boot, user_script
 from hf_memkit.compat import is_on
 from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.planned_run import PlannedRun
@@ -72,6 +72,7 @@ class ScriptRun:
         when_imported("transformers.training_args", self._prepare_for_deepspeed)
         if self._plan is not None:
             self._plan.install(self.script.name, _say)
+        boot.take_back()
         try:
             self._code = self.script.take_over()
         except BaseException:
@@ -159,7 +160,7 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
     predicted, or on a rank that is not the first."""
     if os.environ.get("RANK", "0") != "0":
         return None
-    command = [sys.executable, "-m", "hf_memkit", *_words(script, "--json", "--no-search")]
+    command = boot.command(*_words(script, "--json", "--no-search"))
     ran = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_memkit.cli.check import FailOn, OutputFormat, check
+from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram
 from hf_memkit.request import Request
 
@@ -35,7 +36,7 @@ app = typer.Typer(
 Model = Annotated[str | None, typer.Option(help="Compute every buffer for this model (Hub ID or local folder).")]
 
 
-@app.command("list", help="List the presets, what each saves and what it costs.")
+@app.command("list", cls=InEnvironment, help="List the presets, what each saves and what it costs.")
 def list_presets(as_json: Json = False) -> int:
     from rich.console import Console
 
@@ -55,7 +56,9 @@ def list_presets(as_json: Json = False) -> int:
     return 0
 
 
-@app.command(help="Show one preset: its use, requirements and JSON; with --model its sizes and ledger.")
+@app.command(
+    cls=InEnvironment, help="Show one preset: its use, requirements and JSON; with --model its sizes and ledger."
+)
 def show(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     model: Model = None,
@@ -95,7 +98,9 @@ def show(
     return 0
 
 
-@app.command(help="Write a preset to a file; with --model compute every buffer for that model and machine.")
+@app.command(
+    cls=InEnvironment, help="Write a preset to a file; with --model compute every buffer for that model and machine."
+)
 def copy(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     destination: Annotated[
@@ -143,7 +148,7 @@ def copy(
     return 0
 
 
-@app.command("check", help="Find known mistakes in a DeepSpeed JSON, before any model is loaded.")
+@app.command("check", cls=InEnvironment, help="Find known mistakes in a DeepSpeed JSON, before any model is loaded.")
 def check_file(
     file: Annotated[str, typer.Argument(help="A DeepSpeed JSON.")],
     args: Annotated[str | None, typer.Option(help="Also check against Trainer's arguments (YAML or JSON).")] = None,

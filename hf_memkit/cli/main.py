@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, explain, plan, predict, preset, recipe, report, run
+from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
 from hf_memkit.errors import MemkitError, did_you_mean
 from hf_memkit.run_script import ScriptRun
 
@@ -45,18 +45,21 @@ _FIRST: Final = "Start here"
 _MORE: Final = "More commands"
 app.command(
     "explain",
+    cls=environment.InEnvironment,
     help="Explain an out-of-memory error from a log or a run, and list what to change.",
     epilog=explain.EXAMPLES,
     rich_help_panel=_FIRST,
 )(explain.explain)
 app.command(
     "predict",
+    cls=environment.Trains,
     help="Predict a training's peak memory and whether it fits. Needs no GPU.",
     epilog=predict.EXAMPLES,
     rich_help_panel=_FIRST,
 )(predict.predict)
 app.command(
     "plan",
+    cls=environment.Trains,
     help="Find the fastest setup of a training script that fits a GPU. Needs no GPU.",
     epilog=plan.EXAMPLES,
     rich_help_panel=_FIRST,
@@ -70,6 +73,7 @@ app.command(
 )(run.run)
 app.command(
     "recipe",
+    cls=environment.Trains,
     help="List the recipes, or run one: model, data and settings for one size of GPU.",
     epilog=recipe.EXAMPLES,
     rich_help_panel=_FIRST,
@@ -82,6 +86,7 @@ app.command(
 )(report.report)
 app.command(
     "check",
+    cls=environment.InEnvironment,
     help="Find known mistakes in a DeepSpeed JSON, an argument file or a recipe.",
     epilog=check.EXAMPLES,
     rich_help_panel=_MORE,
@@ -90,6 +95,7 @@ app.add_typer(preset.app, rich_help_panel=_MORE)
 app.add_typer(ds.app, rich_help_panel=_MORE)
 app.command(
     "doctor",
+    cls=environment.InEnvironment,
     help="Check this machine and print fixes for what is missing.",
     epilog=doctor.EXAMPLES,
     rich_help_panel=_MORE,
@@ -195,4 +201,5 @@ def _verb(arguments: list[str] | None) -> str:
 
 
 def main_and_exit() -> NoReturn:
+    environment.command_line[:] = sys.argv[1:]
     raise SystemExit(main())

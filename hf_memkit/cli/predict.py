@@ -90,11 +90,11 @@ def predict(
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs on each machine. Default: the recipe's, or 1.")] = None,
     nodes: Nodes = 1,
     ram: Ram = None,
-    python: Annotated[
+    compare_with: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="With SCRIPT: Python of another environment; compares the memory that its libraries need.",
+            help="With SCRIPT: Python of another environment. Compares the memory that its libraries need.",
             rich_help_panel=MORE,
         ),
     ] = None,
@@ -133,8 +133,8 @@ def predict(
     if html is not None:
         from hf_memkit.report.document import check_file
 
-        if python is not None:
-            raise InputError("--html, --python: mutually exclusive: a page shows one prediction. Omit one of the two.")
+        if compare_with is not None:
+            raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
         check_file(html)
     show_what_can_be_shown()
     if module and script is None:
@@ -149,7 +149,7 @@ def predict(
 
         environment = context.obj
         if not module and is_command(script):
-            launched = found_command((script, *(arguments or ())), environment, gpus, nodes, python)
+            launched = found_command((script, *(arguments or ())), environment, gpus, nodes)
             given, gpus, nodes, environment = launched.script, launched.gpus, launched.nodes, launched.environment
         else:
             given = found_script(script, arguments or (), is_module=module)
@@ -160,11 +160,13 @@ def predict(
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=environment, python=python,
+            environment=environment, compare_with=compare_with,
             search=not no_search, html=html, short=short, as_json=as_json,
         )  # fmt: skip
-    if python is not None:
-        raise InputError("--python: needs a training script: memkit predict train.py --python PATH -- ARGUMENTS")
+    if compare_with is not None:
+        raise InputError(
+            "--compare-with: needs a training script: memkit predict train.py --compare-with PATH -- ARGUMENTS"
+        )
     if no_search:
         raise InputError("--no-search: needs a training script: memkit predict train.py --no-search -- ARGUMENTS")
     request = Request(

@@ -22,6 +22,7 @@ from hf_memkit.user_script import UserScript
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup
+    from hf_memkit.environments import Environment
     from hf_memkit.hardware import Machine
     from hf_memkit.launched import Launched
     from hf_memkit.prediction.from_script import ScriptTraining
@@ -53,7 +54,6 @@ def found_command(
     environment: Mapping[str, str] | None,
     gpus: int | None,
     nodes: int = 1,
-    python: str | None = None,
 ) -> Launched:
     """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
 
@@ -61,10 +61,8 @@ def found_command(
         InputError: as `read_command`; or `--gpus`, `--nodes` say another number.
     """
     from hf_memkit.launched import read_command
-    from hf_memkit.prediction.environments import find_environment
 
-    asks = find_environment(python).python if python is not None else sys.executable
-    launched = read_command(words, environment, python=asks)
+    launched = read_command(words, environment)
     if launched.gpus is None and gpus is None:
         _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
     variables = {**(os.environ if environment is None else environment), **launched.environment}
@@ -118,24 +116,29 @@ def predict_script(
     gpus: int,
     nodes: int,
     environment: Mapping[str, str] | None,
-    python: str | None,
+    compare_with: str | None,
     search: bool,
     html: str | None,
     short: bool,
     as_json: bool,
 ) -> int:
-    """Predicts it and shows what was found; the exit code. `search`: whether a setup that fits is looked for, where it
-    does not; `html`: the page to write."""
+    """Predicts it and shows what was found; the exit code.
+
+    Args:
+        compare_with: the Python of another environment.
+        search: whether a setup that fits is looked for, where it does not.
+        html: the page to write.
+    """
     try:
         with ended_by_signals() as ended:
             from hf_memkit.cli import predict_environments
+            from hf_memkit.environments import find_environment
             from hf_memkit.hardware import described_machine
-            from hf_memkit.prediction.environments import find_environment
             from hf_memkit.prediction.from_script import predict_script_training
             from hf_memkit.prediction.running_scripts import name_of, refuse_unreadable
 
-            other = find_environment(python) if python is not None else None
-            refuse_unreadable(script, here=other is None)
+            other = find_environment(compare_with, "--compare-with") if compare_with is not None else None
+            refuse_unreadable(script)
             machine = described_machine(gpu, gpu_memory, ram, None)
             ended()
             name = name_of(script)
@@ -145,8 +148,8 @@ def predict_script(
                     predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment,
                     ram_is_given=ram is not None,
                 )  # fmt: skip
-                prediction, training = predicted(other=other)
-                here, why = _predicted_here(predicted) if other is not None else (None, "")
+                prediction, training = predicted()
+                there, why = _compared(predicted, other) if other is not None else (None, "")
             _say("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
@@ -169,10 +172,10 @@ def predict_script(
         found = instead()
         change = [*known, *_advice(prediction, training, found)]
         asked = {"request": _request_json(training), "try_next": found.to_json() if found else None}
-        beside = predict_environments.as_json(here, prediction, other) if other is not None else {}
+        beside = predict_environments.as_json(prediction, there, other) if other is not None else {}
         print(json.dumps({**prediction.to_json(), **asked, **beside}, indent=2))
-    elif other is not None and here is not None:
-        predict_environments.show(here, prediction, other, _title(training), short=short)
+    elif other is not None and there is not None:
+        predict_environments.show(prediction, there, other, _title(training), short=short)
     else:
         from hf_memkit.cli import predict_render
 
@@ -188,13 +191,15 @@ def predict_script(
     return 1 if prediction.verdict == "does not fit" else 0
 
 
-def _predicted_here(predicted: Callable[[], tuple[Prediction, ScriptTraining]]) -> tuple[Prediction | None, str]:
-    """With this environment's libraries, and nothing; or None, and why not."""
-    _say("predicting with this environment's libraries, to compare")
+def _compared(
+    predicted: Callable[..., tuple[Prediction, ScriptTraining]], other: Environment
+) -> tuple[Prediction | None, str]:
+    """With the other environment's libraries, and nothing; or None, and why not."""
+    _say(f"predicting with the libraries of {other.python}, to compare")
     try:
-        return predicted()[0], ""
+        return predicted(other=other)[0], ""
     except InputError as error:
-        return None, f"not compared with this environment's libraries: {error}"
+        return None, f"not compared with {other.python}: {error}"
 
 
 def _say(line: str) -> None:

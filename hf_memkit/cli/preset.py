@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import (
     Args,
     Gpu,
@@ -58,7 +59,9 @@ For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Script that r
 
 
 @app.command(
-    "list", help="List the presets and whom each is for; with --techniques, what each technique saves and costs."
+    "list",
+    cls=InEnvironment,
+    help="List the presets and whom each is for; with --techniques, what each technique saves and costs.",
 )
 def list_presets(
     techniques: Annotated[
@@ -83,7 +86,9 @@ def list_presets(
     return 0
 
 
-@app.command(help="Show every setting of a preset with its reason; with --model, its memory by formula.")
+@app.command(
+    cls=InEnvironment, help="Show every setting of a preset with its reason; with --model, its memory by formula."
+)
 def show(
     name: Name,
     model: Model = None,
@@ -115,7 +120,9 @@ def show(
     return 0
 
 
-@app.command(help="Write a preset as YAML or JSON for HfArgumentParser, your own arguments included.")
+@app.command(
+    cls=InEnvironment, help="Write a preset as YAML or JSON for HfArgumentParser, your own arguments included."
+)
 def copy(
     name: Name,
     destination: Annotated[

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from hf_memkit import boot
+from hf_memkit.cli.environment import Trains
 from hf_memkit.errors import InputError
 from hf_memkit.launched import is_command, read_command
 from hf_memkit.planned_run import PlannedRun
@@ -39,7 +41,7 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 
-class RunCommand(TyperCommand):
+class RunCommand(Trains):
     """Where there is a `--`, memkit's options stand before it. Without one all that stands behind the script's name
     is the script's, as after `python`; what only memkit can mean is refused there."""
 
@@ -132,7 +134,7 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
         )
     script = launched.script
     target = ["-m", script.target] if script.is_module else [script.target]
-    own = UserScript("hf_memkit", True, ("run", *options, *target, "--", *script.arguments))
+    own = UserScript(boot.BOOT, arguments=("run", *options, *target, "--", *script.arguments))
     command = launched.with_script(own)
     try:
         os.execvp(command[0], command)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit import boot
 from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.gpu_rates import GpuRates
@@ -93,7 +93,7 @@ def measured_probes(device: str) -> list[dict[str, Any]]:
         result = Path(folder) / "measured.json"
         try:
             ran = subprocess.run(
-                [sys.executable, "-m", _MODULE, device, str(result)],
+                boot.command("-m", _MODULE, device, str(result)),
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S,
                 preexec_fn=ends_with_this(),
             )  # fmt: skip

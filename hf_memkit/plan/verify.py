@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 import psutil
 import yaml
 
+from hf_memkit import boot
 from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Gpu, Machine, named_gpu, this_machine
@@ -167,9 +168,11 @@ def _ran(judged: Judged, plan: Plan, script: UserScript, environment: Mapping[st
         paths["request"].write_text(json.dumps(request_of(script, read, saves=saves)))
         launcher: list[str] = []
         if plan.gpus > 1:
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(plan.gpus)]
+            options = ("--standalone", "--nproc_per_node", str(plan.gpus))
+            launcher = [sys.executable, "-m", "torch.distributed.run", *options]
             notes.append(f"run by torchrun --nproc_per_node {plan.gpus}")
-        command = [sys.executable, *launcher, "-m", _MODULE, str(paths["request"])]
+        own = boot.command("-m", _MODULE, str(paths["request"]))
+        command = [*launcher, *own[1:]] if launcher else own
         variables = {**environment, **judged.candidate.environment, **_QUIET}
         if plan.gpus > 1:
             threads = threads_per_process(len(os.sched_getaffinity(0)), plan.gpus)

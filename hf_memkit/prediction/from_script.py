@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.bf16_on_gpus import emulated_bf16
+from hf_memkit.environments import Environment, find_environment
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine, described_machine
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
 from hf_memkit.prediction.allocator_settings import parse_settings
-from hf_memkit.prediction.environments import Environment, find_environment
 from hf_memkit.prediction.found_batch import first_that_fits
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.compat import is_on
+from hf_memkit.environments import Environment
 from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.launched import launchers_engine
-from hf_memkit.prediction.environments import Environment
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript

@@ -19,6 +19,8 @@ from pathlib import Path
 from threading import RLock
 from typing import IO, Any, Final
 
+from hf_memkit import boot
+from hf_memkit.environments import refuse_too_old_here
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
@@ -29,14 +31,6 @@ _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
 
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
-_ELSEWHERE: Final = f"""
-import runpy, sys
-sys.path.insert(0, sys.argv[1])
-import hf_memkit
-del sys.path[0]
-runpy.run_module({_START[1]!r}, run_name="__main__")
-"""
-"""For another environment: this package, and nothing of what is installed beside it."""
 
 
 class Worker:
@@ -70,6 +64,8 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
+        if self._python is None:
+            refuse_too_old_here()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         open_files = self._open_files or ()
         if self._open_files is not None:
@@ -81,14 +77,8 @@ class Worker:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         for name in LAUNCHER_VARIABLES:
             environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
-        package = str(Path(__file__).resolve().parents[2])
-        if self._python is None:
-            command = [sys.executable, *_START]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
-        else:
-            command = [self._python, "-c", _ELSEWHERE, package]
         self._process = subprocess.Popen(
-            command,
+            boot.command(*_START, python=self._python or sys.executable),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
             pass_fds=open_files,
         )  # fmt: skip

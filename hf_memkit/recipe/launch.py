@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from hf_memkit import errors
+from hf_memkit import boot, errors
 from hf_memkit.errors import InputError, MemkitError, RunError
 from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, exit_code_of
@@ -91,7 +91,7 @@ def launch(arguments: Sequence[str], place: Place) -> int:
         redirects = ",".join(f"{rank}:{3 if rank else 0}" for rank in range(place.gpus))
         options += [f"--redirects={redirects}", f"--log-dir={folder}"]
         # SIGINT and SIGTERM are handled here: torchrun would give the ranks 30 seconds, too few to save a large model.
-        options += ["--signals-to-handle=SIGHUP,SIGQUIT", "-m", "hf_memkit", *arguments]
+        options += ["--signals-to-handle=SIGHUP,SIGQUIT", boot.BOOT, *arguments]
         try:
             with _quiet_torchrun():
                 torchrun.run(torchrun.parse_args(options))

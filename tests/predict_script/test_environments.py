@@ -20,11 +20,11 @@ import pytest
 
 from hf_memkit import predict_script
 from hf_memkit.cli import main, predict_environments
+from hf_memkit.environments import find_environment
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import Job
 from hf_memkit.prediction.comparison import compare
-from hf_memkit.prediction.environments import find_environment
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import ScriptRequest

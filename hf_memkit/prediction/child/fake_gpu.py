@@ -68,6 +68,8 @@ def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake 
         answers[name] = _nothing
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # bitsandbytes 0.50 takes it when it is imported
+        vars(torch._C)["_cuda_getCurrentRawStream"] = lambda device: 0
     common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
     _kernels_of_a_gpu()
     # FakeTensorMode would start CUDA to find its current device.
@@ -271,6 +273,8 @@ class Stream(contextlib.nullcontext[None]):
 
 class _Device(contextlib.nullcontext[None]):
     """`torch.cuda.device(…)` as a context."""
+
+    idx, prev_idx = 0, -1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()

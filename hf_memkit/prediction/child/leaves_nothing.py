@@ -135,8 +135,8 @@ _PYTHON: Final = str(Path(os.__file__).parent)
 
 def nothing_is_pushed() -> None:
     """Models, tokenizers and Trainers of a prediction are not what a run would push."""
-    Trainer.push_to_hub = lambda *args, **kwargs: ""
-    hub.PushToHubMixin.push_to_hub = lambda *args, **kwargs: ""
+    for kind in (Trainer, hub.PushToHubMixin):  # libraries read its docstring and signature (Unsloth: save.py)
+        kind.push_to_hub = functools.wraps(kind.push_to_hub)(lambda *args, **kwargs: "")
 
 
 _CHANGES: Final[Mapping[str, tuple[int, ...]]] = {

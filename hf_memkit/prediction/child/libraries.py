@@ -12,6 +12,7 @@ Each is installed before the case, in the child process only, and where the setu
 | torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
 | APOLLO | its random projection without a generator of the GPU's own |
 | `torch.tensor` of tensors | each is asked for its number, where torch knows it |
+| bitsandbytes' functions by pointer | do nothing: their results are there already |
 | CUDA streams | one stream (`fake_gpu.py`) |
 """
 
@@ -38,6 +39,7 @@ from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
+from hf_memkit.when_imported import when_imported
 
 __all__ = [
     "before_a_script",
@@ -111,8 +113,58 @@ def before_a_script(*, on_gpu: bool) -> None:
     """The rules that a script needs before it says what it trains."""
     replace_compiler()
     _constants_can_be_copied()
+    _tensors_become_numbers()
+    _views_raise_what_real_ones_raise()
+    when_imported("torch._dynamo.trace_rules", _no_function_has_rules)
+    when_imported("unsloth_zoo.tokenizer_utils", _no_weight_is_looked_at)
     if on_gpu:
         _tf32_is_available()
+        when_imported("bitsandbytes.functional", _calls_by_pointer_do_nothing)
+
+
+def _no_function_has_rules(trace_rules: Any) -> None:
+    """Nothing is compiled here. Several functions of `torch.cuda` are one, for which torch would find two rules."""
+    none: Any = functools.cache(dict)  # torch clears its cache
+    for module in [each for name, each in sys.modules.items() if name.startswith("torch._dynamo")]:
+        if hasattr(module, "get_torch_obj_rule_map"):
+            module.get_torch_obj_rule_map = none  # type: ignore[attr-defined]
+    trace_rules.get_torch_obj_rule_map = none
+
+
+def _views_raise_what_real_ones_raise() -> None:
+    """A view that strides do not allow is a RuntimeError, for which code waits (axolotl 0.19.0:
+    monkeypatch/trainer/utils.py, `selective_log_softmax`); of a fake tensor torch makes it a ValueError (2.13:
+    _refs/__init__.py, `_reshape_view_helper_core_alg`)."""
+    import torch._refs as refs
+
+    original = refs._reshape_view_helper
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
+
+    refs._reshape_view_helper = helper
+
+
+def _calls_by_pointer_do_nothing(functional: Any) -> None:
+    """axolotl and Unsloth call bitsandbytes' CUDA functions by pointer, past torch, into tensors that they have made
+    (axolotl 0.19.0: kernels/quantize.py, `_ctypes_nf4_dequant`)."""
+    own = functional.lib
+
+    class Lib:
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith(("cdequantize", "cgemm")) and "cpu" not in name:
+                return lambda *args: None
+            return getattr(own, name)
+
+    functional.lib = Lib()
+
+
+def _no_weight_is_looked_at(tokenizer_utils: Any) -> None:
+    """Unsloth looks for rows of the embedding that are zero, and fills them (unsloth_zoo 2026.10.9)."""
+    tokenizer_utils.fix_untrained_tokens = lambda *args, **kwargs: None
 
 
 @contextlib.contextmanager

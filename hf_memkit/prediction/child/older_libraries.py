@@ -1,5 +1,5 @@
-"""How libraries of earlier versions do what memkit watches or replaces. Here only: the rest of the child process speaks
-of today's transformers and torch.
+"""How libraries of earlier versions do what memkit watches or replaces. Here only: the rest of the child process
+speaks of today's transformers and torch.
 
 Each difference is told by what the library has, not by its version; the versions say when it came.
 
@@ -123,7 +123,7 @@ def what_loading_gives(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any
                 )
             )
         return model, [], [], [], None, []
-    empty = {
+    empty: dict[str, Any] = {
         "missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": mismatched, "error_msgs": [],
         "conversion_errors": {}, "skipped_pp_keys": set(), "disk_offload_index": None,
     }  # fmt: skip
@@ -155,8 +155,8 @@ def no_init_weights() -> contextlib.AbstractContextManager[None]:
 
 
 def parameters_on_meta() -> None:
-    """Where models are made under accelerate's `init_empty_weights`: it copies the attributes of a parameter, which those
-    of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
+    """Where models are made under accelerate's `init_empty_weights`: it copies the attributes of a parameter, which
+    those of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
     from transformers import modeling_utils
 
     if hasattr(modeling_utils, "init_empty_weights"):
@@ -193,7 +193,7 @@ def quantized_parameter(quantizer: Any, model: Any, path: str, weight: torch.Ten
 
 
 def flash_attention_table() -> Mapping[Any, dict[str, Any]]:
-    """What each version of flash attention needs (transformers: modeling_flash_attention_utils.py); up to 5.1 empty."""
+    """What each version of flash attention needs (transformers: modeling_flash_attention_utils.py); empty to 5.1."""
     from transformers import modeling_flash_attention_utils
 
     return getattr(modeling_flash_attention_utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})

@@ -1,0 +1,115 @@
+"""Which Python's libraries memkit goes by: the user's, whether memkit is installed there or not.
+
+```
+--python, else the active environment, else memkit's own ──> this process becomes the same command there (boot.py)
+```
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from hf_memkit import boot
+from hf_memkit.cli.options import MORE
+from hf_memkit.environments import python_of, refuse_too_old_here
+from hf_memkit.errors import InputError
+
+__all__ = ["InEnvironment", "Trains", "command_line"]
+
+command_line: list[str] = []
+"""What this process was started with, if it is a command line; set by `main_and_exit`."""
+
+_ACTIVE: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
+_TRAINS: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
+_LIMIT_S: Final = 60.0
+
+
+def _go_there(context: typer.Context, python: str | None) -> None:
+    """This process becomes the same command in the environment that trains, unless it is there.
+
+    Raises:
+        InputError: `python` is no Python; or the verb needs libraries that are missing or too old.
+    """
+    if not boot.is_booted and (command_line or python):
+        there = python_of(python) if python is not None else _active()
+        if there is not None and not _is_this(there):
+            _become(there, "--python" if python is not None else "the active environment")
+    if isinstance(context.command, Trains):
+        refuse_too_old_here()
+
+
+def _become(there: Path, which: str) -> None:
+    if not command_line:
+        raise InputError(f"--python {there}: only on the command line. Call memkit's functions with that Python.")
+    print(f"memkit: with the libraries of {there} ({which})", file=sys.stderr, flush=True)
+    os.environ["MEMKIT_LENDS"] = sysconfig.get_path("purelib")
+    # As where it is active: the launchers of commands are found there.
+    os.environ["PATH"] = os.pathsep.join([str(there.parent), os.environ.get("PATH", os.defpath)])
+    try:
+        os.execv(there, boot.command(*command_line, python=str(there)))
+    except OSError as error:
+        raise InputError(f"--python {there}: cannot be started: {error.strerror}") from None
+
+
+def _active() -> Path | None:
+    """The interpreter of the active environment, if that has transformers."""
+    for name in _ACTIVE:
+        folder = os.environ.get(name)
+        python = Path(folder or "", "bin", "python")
+        if folder and python.exists() and (_is_this(python) or _trains(python)):
+            return python.absolute()
+    return None
+
+
+def _is_this(python: Path) -> bool:
+    return python.parent.parent.resolve() == Path(sys.prefix).resolve()
+
+
+def _trains(python: Path) -> bool:
+    folder = python.parent.parent
+    if any(folder.glob("lib/python3*/site-packages/transformers/__init__.py")):
+        return True
+    try:  # it may be installed from a checkout, or stand in the environment that this one extends
+        return subprocess.run([python, "-c", _TRAINS], capture_output=True, timeout=_LIMIT_S).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+_Python = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH", is_eager=True, expose_value=False, callback=_go_there, rich_help_panel=MORE,
+        help="Python of the environment that trains. Default: the active environment's, else memkit's own.",
+    ),
+]  # fmt: skip
+
+
+def _verb(python: _Python = None) -> None:
+    """Whose option each verb gets, as typer makes it."""
+
+
+def _option() -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command()(_verb)
+    command: Any = typer.main.get_command(app)
+    return next(each for each in command.params if each.name == "python")
+
+
+class InEnvironment(TyperCommand):
+    """A verb that goes by installed libraries: it has the option `--python`, and runs in that environment."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params.append(_option())
+
+
+class Trains(InEnvironment):
+    """A verb that needs torch, transformers and accelerate there."""
