@@ -26,6 +26,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from hf_memkit.when_imported import when_imported
+
 __all__ = [
     "FLASH_QUESTIONS",
     "HowLoaded",
@@ -156,11 +158,17 @@ def no_init_weights() -> contextlib.AbstractContextManager[None]:
 
 def parameters_on_meta() -> None:
     """Where models are made under accelerate's `init_empty_weights`: it copies the attributes of a parameter, which
-    those of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
+    those of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`). The layers
+    of bitsandbytes, whose parameters are classes of their own, are made there at once."""
     from transformers import modeling_utils
+
+    def watch(module: Any) -> None:
+        if hasattr(module, "init_empty_weights"):
+            module.init_empty_weights = lambda *args, **kwargs: torch.device("meta")
 
     if hasattr(modeling_utils, "init_empty_weights"):
         modeling_utils.init_empty_weights = _empty_parameters
+        when_imported("transformers.integrations.bitsandbytes", watch)
 
 
 @contextlib.contextmanager

@@ -109,7 +109,8 @@ def answers_are_made_up(trainer: Any) -> Iterator[str]:
         return [0.0] * len(completions)
 
     # In an order by chance nobody knows which answers are where.
-    replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found, ("trl",))
+    if hasattr(trl_utils, "shuffle_sequence_dict"):  # since trl 0.19
+        replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found, ("trl",))
     rewards = getattr(trainer, "reward_funcs", None) or []
     own = [number for number, each in enumerate(rewards) if not isinstance(each, torch.nn.Module)]
     for number in own:
