@@ -120,7 +120,7 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--args", "broken.json"), "broken.json: line 1"),
         ((*XL, "--short", "--json"), "mutually exclusive"),
         ((*XL, "--html", "mine.json"), "not a page written by memkit"),
-        ((*XL, "--html", "page.html", "--python", sys.executable), "mutually exclusive"),
+        ((*XL, "--html", "page.html", "--compare-with", sys.executable), "mutually exclusive"),
         ((*XL, "--args", "ds.json"), "ds.json: a DeepSpeed config; give "),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),

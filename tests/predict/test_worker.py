@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -138,7 +139,7 @@ for line in sys.stdin:
 def test_what_a_process_wrote_before_it_died_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: half a file that is read, and its JSON error in place of how the process ended. The moment cannot
     be met from outside, so that another program speaks for the server."""
-    monkeypatch.setattr("hf_memkit.prediction.worker._START", ("-c", DIES_WRITING))
+    monkeypatch.setattr("hf_memkit.boot.command", lambda *_, **__: [sys.executable, "-c", DIES_WRITING])
     worker = Worker()
     try:
         with pytest.raises(TraceFailed, match="SIGKILL") as caught:

@@ -1,6 +1,7 @@
-"""`memkit predict SCRIPT --python OTHER`, with a real other environment: a venv that has another PEFT.
+"""memkit in an environment of its own, and two environments that are compared: real ones.
 
-That PEFT is the installed one with one line changed, as an upgrade might change it: each adapter copies what it reads.
+`other` has the libraries, of which PEFT is the installed one with one line changed, as an upgrade might change it:
+each adapter copies what it reads. `own` has memkit and what it prints with.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit import predict_script
+from hf_memkit import boot, predict_script
 from hf_memkit.cli import main, predict_environments
-from hf_memkit.environments import find_environment
+from hf_memkit.compat import OLDEST
+from hf_memkit.environments import find_environment, refuse_too_old
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import Job
@@ -32,6 +34,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 from hf_memkit.units import format_size
 from hf_memkit.user_script import UserScript
+from tests.conftest import ROOT
 from tests.predict.fake_and_real import _changes, peaks
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,7 +65,7 @@ CHANGED = "result = result + lora_B(lora_A(dropout(x.clone()))) * scaling"
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its Python. It has no memkit, and neither pydantic nor deepspeed, which transformers and accelerate lack."""
+    """Its Python. It has no memkit, no pydantic and no deepspeed, and a package of a name that memkit brings along."""
     folder = tmp_path_factory.mktemp("other")
     venv.create(folder / "venv", symlinks=True)
     own = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
@@ -75,6 +78,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (own / "libraries.pth").write_text("\n".join([*places, str(libraries)]) + "\n")
     (own / "only_there.py").touch()
     (own / "pydantic.py").write_text("raise ModuleNotFoundError('no pydantic', name='pydantic')\n")
+    (own / "shellingham.py").write_text("THERE = True\n")
     spec = importlib.util.find_spec("peft")
     assert spec is not None and spec.origin is not None
     shutil.copytree(Path(spec.origin).parent, own / "peft", ignore=shutil.ignore_patterns("__pycache__"))
@@ -112,27 +116,125 @@ def test_what_differs_between_two_environments_is_named(
     capfd.readouterr()
     predict_environments.show(here, there, environment, "train.py", short=False)
     said = capfd.readouterr().out
-    assert f"with {other} and" in said and "There FITS" in said and "Here FITS" in said
+    assert f"with {other}: " in said and "There FITS" in said and "Here FITS" in said
     rows = [" ".join(line.split()) for line in said.splitlines()]
-    assert f"peft 9.9 {version('peft')}" in rows
+    assert f"peft {version('peft')} 9.9" in rows
     here_bytes, there_bytes = found.categories["activations"]
-    assert f"activations {format_size(there_bytes)} {format_size(here_bytes)} +{format_size(copied)}" in rows
+    assert f"activations {format_size(here_bytes)} {format_size(there_bytes)} +{format_size(copied)}" in rows
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """memkit's command, in an environment without the libraries that train."""
+    folder = tmp_path_factory.mktemp("own")
+    venv.create(folder / "venv", symlinks=True)
+    libraries = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
+    names = (*boot._LENT, "packaging", "psutil", "typing_extensions")
+    for each in {each for name in names for each in Path(sysconfig.get_path("purelib")).glob(f"{name}*")}:
+        (libraries / each.name).symlink_to(each)
+    (libraries / "memkit.pth").write_text(f"{ROOT}\n")
+    command = folder / "venv" / "bin" / "memkit"
+    python = folder / "venv" / "bin" / "python"
+    command.write_text(f"#!{python}\nfrom hf_memkit.cli import main_and_exit\nmain_and_exit()\n")
+    command.chmod(0o755)
+    return command
+
+
+def typed(own: Path, folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`memkit WORDS`, from a shell in which these variables are set, and no environment is active otherwise."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (*_SHELL, "PYTHONPATH")}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    return subprocess.run([own, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+
+
+_SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+def test_memkit_in_its_own_environment_goes_by_the_active_one(own: Path, other: Path, tmp_path: Path) -> None:
+    """Would notice: libraries of memkit's environment in the trace, a package that the other must have for memkit, an
+    answer that does not say whose libraries it is of."""
+    (tmp_path / "train.py").write_text("import only_there\n" + SCRIPT)
+    active = typed(own, tmp_path, "predict", "train.py", "--gpu", "T4", "--json", VIRTUAL_ENV=str(other.parents[1]))
+    assert active.returncode == 0, active.stderr
+    assert f"with the libraries of {other} (the active environment)" in active.stderr
+    found = json.loads(active.stdout)
+    expected = predict_script(tmp_path / "train.py", gpu="T4", python=other)
+    assert found["verdict"] == "fits" and found["peak_allocated_gib"] == expected.to_json()["peak_allocated_gib"]
+    assert found["categories"] == expected.to_json()["categories"]
+
+
+def test_without_the_libraries_a_line_says_what_to_do(own: Path, tmp_path: Path) -> None:
+    """Would notice: a traceback, where memkit lies alone and nothing is active; a conda base that is taken for the
+    environment that trains; a check that needs torch."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "args.yaml").write_text("output_dir: out\nper_device_batch_size: 3\n")
+    (tmp_path / "base" / "bin").mkdir(parents=True)
+    (tmp_path / "base" / "bin" / "python").symlink_to(sys.base_prefix + "/bin/python3")
+    for words in (["predict", "train.py", "--gpu", "T4"], ["run", "train.py"], ["recipe", "gpt2-on-16gb"]):
+        ended = typed(own, tmp_path, *words, CONDA_PREFIX=str(tmp_path / "base"))
+        assert ended.returncode == 2 and ended.stdout == "", ended
+        assert ended.stderr.count("\n") == 1 and "no torch, no transformers" in ended.stderr, ended.stderr
+        assert "--python PATH" in ended.stderr
+    ended = typed(own, tmp_path, "check", "args.yaml")
+    assert ended.returncode == 1 and "per_device_train_batch_size" in ended.stdout, ended
 
 
 @pytest.mark.slow
-def test_a_script_that_runs_in_the_other_environment_alone_is_predicted_with_it(
+def test_a_run_has_the_report_and_the_imports_of_its_own_environment(own: Path, other: Path, tmp_path: Path) -> None:
+    """Would notice: a script that imports what memkit brought along, in place of its own, or what it does not have."""
+    checks = """
+import shellingham, sys
+assert shellingham.THERE and "typer" not in sys.modules, sorted(sys.modules)
+try:
+    import pydantic
+except ModuleNotFoundError as error:
+    assert str(error) == "no pydantic"
+else:
+    raise AssertionError("pydantic")
+"""
+    (tmp_path / "train.py").write_text(checks + SCRIPT)
+    launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+    for number, words in enumerate(([], launcher)):
+        command = [*words, "train.py"] if words else ["train.py", "--"]
+        options = ["--python", str(other), "--records", f"records{number}"]
+        ended = typed(own, tmp_path, "run", *options, *(["--"] if words else []), *command, "--cpu")
+        assert ended.returncode == 0, ended.stderr
+        assert "Finished after step 2" in ended.stderr
+        assert (tmp_path / f"records{number}" / "memory-report.html").exists()
+
+
+@pytest.mark.slow
+def test_where_the_comparison_fails_the_answer_stands(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Would notice: no answer at all, where only the comparison fails."""
+    """Would notice: no answer at all, where only the other environment cannot run the script."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    (tmp_path / "train.py").write_text("import only_there\n" + SCRIPT)
-    assert main(["predict", "train.py", "--gpu", "T4", "--json", "--python", str(other)]) == 0
+    (tmp_path / "train.py").write_text("import pydantic\n" + SCRIPT)
+    assert main(["predict", "train.py", "--gpu", "T4", "--json", "--compare-with", str(other)]) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["verdict"] == "fits" and found["python"] == str(other) and found["here"] is None
-    assert found["differences"]["libraries"]["peft"] == {"here": version("peft"), "there": "9.9"}
+    beside = found["compared_with"]
+    assert found["verdict"] == "fits" and beside["python"] == str(other) and beside["prediction"] is None
+    assert beside["differences"]["libraries"]["peft"] == {"here": version("peft"), "there": "9.9"}
     why = next(note for note in found["notes"] if note.startswith("not compared with "))
-    assert "train.py, line 1" in why and "only_there" in why
+    assert "train.py, line 1" in why and "no pydantic" in why
+
+
+def test_a_python_that_is_too_old_is_named() -> None:
+    """It cannot even read memkit's other files."""
+    code = f"import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path({boot.BOOT!r}, run_name='__main__')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert "Python 3.9. memkit needs 3.11 or later there." in ended.stderr
+
+
+def test_a_library_that_is_too_old_is_named_with_the_oldest_that_works() -> None:
+    found = {"torch": "2.13.0", "transformers": "4.40.2"}
+    with pytest.raises(InputError) as raised:
+        refuse_too_old(found, "/there/bin/python", "--python /there")
+    said = str(raised.value)
+    assert f"transformers 4.40.2 is too old: memkit needs {OLDEST['transformers']} or later" in said
+    assert "no accelerate" in said and "/there/bin/python -m pip install" in said
 
 
 @pytest.mark.slow
@@ -176,8 +278,8 @@ def test_the_allocator_is_the_one_of_the_torch_that_traced() -> None:
     [
         (None, "no such program"),
         ("#!/bin/sh\necho hello", "not a Python that runs here"),
-        ("""#!/bin/sh\necho '["3.9.1", {}]'""", "Python 3.9.1; traces need >=3.11"),
-        ("""#!/bin/sh\necho '["3.12.1", {"transformers": "4.57.1"}]'""", "has no torch; has transformers 4.57.1"),
+        ("""#!/bin/sh\necho '["3.9.1", {}]'""", "Python 3.9.1. memkit needs 3.11 or later"),
+        ("""#!/bin/sh\necho '["3.12.1", {"transformers": "4.47.1"}]'""", "transformers 4.47.1 is too old"),
     ],
 )
 def test_what_cannot_trace_is_refused_in_a_line(tmp_path: Path, content: str | None, said: str) -> None:
