@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["BOOT", "OLDEST_PYTHON", "command", "is_booted", "lend", "take_back"]
+__all__ = ["BOOT", "OLDEST_PYTHON", "command", "is_booted", "lend", "places", "take_back"]
 
 BOOT = str(Path(__file__).resolve())
 OLDEST_PYTHON = (3, 11)
@@ -55,10 +55,15 @@ class _Lent:
         return found
 
 
+def places() -> list[str]:
+    """Where the packages of memkit's own environment lie, if this process was started so."""
+    place = os.environ.get(_PLACE)
+    return [place] if place and is_booted else []
+
+
 def lend() -> None:
     """From here on memkit imports the packages of its own environment, of the versions that it needs."""
-    place = os.environ.get(_PLACE)
-    if place:
+    for place in places():
         sys.meta_path.insert(0, _Lent(place))
 
 

@@ -36,7 +36,7 @@ __all__ = [
     "trl_classes",
 ]
 
-OLDEST: Final = {"torch": "2.6", "transformers": "4.57", "accelerate": "1.3"}
+OLDEST: Final = {"torch": "2.8", "transformers": "4.57", "accelerate": "1.3"}
 """Of each library that traces need the oldest version that works."""
 
 FreeOrder = Literal["segment", "block", "address"]

@@ -72,7 +72,7 @@ repos:
 ```
 
 The repository also provides the hook `memkit-check` (`repo: https://github.com/hf-memkit/hf-memkit`, with a tag as
-`rev`). pre-commit then installs memkit with PyTorch and DeepSpeed in a separate environment (several GB), and checks
+`rev`). pre-commit then installs memkit in a separate environment, and checks
 JSON files named after DeepSpeed or ZeRO.
 
 The test of each rule first shows that the real library fails or ignores the setting. `scripts/check_docs.py` generates

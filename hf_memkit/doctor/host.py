@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import resource
 import shutil
 from pathlib import Path
@@ -31,7 +32,10 @@ _DOCKER_SHARED_BYTES: Final = 64 * MIB
 def checks(nvme_path: str | None) -> list[Check]:
     """The CPU's bf16, RAM and its limit, lockable RAM, shared memory; problems of offloading to `nvme_path` (or the
     current folder), and the speed of `nvme_path`; the Hub."""
-    return [_bf16(), _ram(), _locked(), _shared(), *_disk(nvme_path), _hub()]
+    # Without them, which the software checks report, nothing is computed, and nothing comes from the hub.
+    bf16 = [_bf16()] if importlib.util.find_spec("torch") is not None else []
+    hub = _hub() if importlib.util.find_spec("huggingface_hub") is not None else []
+    return [*bf16, _ram(), _locked(), _shared(), *_disk(nvme_path), *hub]
 
 
 def _bf16() -> Check:

@@ -8,46 +8,55 @@ import re
 import shutil
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from hf_memkit import boot
+from hf_memkit.compat import OLDEST
 from hf_memkit.doctor.check import Check
 
 __all__ = ["checks"]
 
 _GROUP: Final = "Software"
-_SHOWN: Final = ("torch", "transformers", "accelerate", "deepspeed", "peft", "datasets")
+_FURTHER: Final = {"deepspeed": "presets with ZeRO", "peft": "adapters", "datasets": "recipes"}
+"""Beside the libraries that every training needs (`OLDEST`): what needs them."""
 _MODULES: Final = {"liger-kernel": "liger_kernel"}
 _NUMA: Final = "deepspeed --bind_cores_to_rank needs it"
 
 
 def checks() -> list[Check]:
-    """One check for Python, one for each main package, one for all others, one for the launchers."""
-    python, needed = _requirements()
+    """One check for Python, one for each library that trains, one for memkit's own, one for the launchers."""
+    python, trains, own = _requirements()
     return [
         _python(python),
-        *(_package(needed[name]) for name in _SHOWN if name in needed),
-        _others([requirement for name, requirement in needed.items() if name not in _SHOWN]),
+        *(_package(trains[name], _FURTHER.get(name, "")) for name in (*OLDEST, *_FURTHER) if name in trains),
+        _others(own),
         _gpu_extra(),
         *_launchers(),
     ]
 
 
-def _requirements() -> tuple[SpecifierSet, dict[str, Requirement]]:
-    """(versions of Python, name → requirement) of this memkit: from its installed metadata, or from the checkout."""
-    try:
-        texts = requires("hf-memkit") or []
-        python = metadata("hf-memkit")["Requires-Python"]
-    except PackageNotFoundError:
+def _requirements() -> tuple[SpecifierSet, dict[str, Requirement], list[Requirement]]:
+    """(versions of Python; name → requirement of what trains; requirements of memkit itself): from the metadata of the
+    environment that memkit is installed in, or from the checkout."""
+    found = next(iter(distributions(name="hf-memkit", path=[*boot.places(), *sys.path])), None)
+    if found is not None:
+        requirements = [Requirement(text) for text in found.requires or ()]
+        python = found.metadata["Requires-Python"]
+        # A requirement of an extra has a marker that is false without that extra.
+        own = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+        trains = [
+            each for each in requirements if each.marker is not None and each.marker.evaluate({"extra": "train"})
+        ]
+    else:
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        texts, python = project["dependencies"], project["requires-python"]
-    found = [Requirement(text) for text in texts]
-    # A requirement of an extra has a marker that is false without that extra.
-    return SpecifierSet(python), {r.name: r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+        python, own = project["requires-python"], [Requirement(text) for text in project["dependencies"]]
+        trains = [Requirement(text) for text in project["optional-dependencies"]["train"]]
+    return SpecifierSet(python), {each.name: each for each in trains}, [] if boot.is_booted else own
 
 
 def _python(supported: SpecifierSet) -> Check:
@@ -59,12 +68,15 @@ def _python(supported: SpecifierSet) -> Check:
     )
 
 
-def _package(requirement: Requirement) -> Check:
+def _package(requirement: Requirement, needed_by: str = "") -> Check:
+    """`needed_by`: what needs it, where not everything does."""
     name, wanted = requirement.name, str(requirement.specifier)
     fix = f'pip install "{name}{wanted}"'
     try:
         installed = version(name)
     except PackageNotFoundError:
+        if needed_by:
+            return Check(_GROUP, name, "warning", f"not installed; only {needed_by} need it", fix)
         return Check(_GROUP, name, "missing", "not installed", fix, core=True)
     if not requirement.specifier.contains(re.sub(r"\+.*", "", installed), prereleases=True):
         return Check(_GROUP, name, "missing", f"{installed}; memkit supports {wanted}", fix, core=True)
@@ -73,11 +85,13 @@ def _package(requirement: Requirement) -> Check:
 
 def _others(requirements: list[Requirement]) -> Check:
     bad = [check for check in map(_package, requirements) if check.status != "ok"]
+    if not requirements:
+        return Check(_GROUP, "memkit's own", "ok", f"in {boot.places()[0]}")
     if not bad:
-        return Check(_GROUP, "other packages", "ok", f"all {len(requirements)} in supported versions")
+        return Check(_GROUP, "memkit's own", "ok", f"all {len(requirements)} in supported versions")
     packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
     found = "; ".join(f"{check.name} {check.found}" for check in bad)
-    return Check(_GROUP, "other packages", "missing", found, f"pip install {packages}", core=True)
+    return Check(_GROUP, "memkit's own", "missing", found, f"pip install {packages}", core=True)
 
 
 def _gpu_extra() -> Check:
@@ -102,5 +116,6 @@ def _launchers() -> list[Check]:
     if not absent:
         return [Check(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
     installed = all((beside / name).exists() for name in absent)
-    fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(absent)}"
+    packages = ["torch" if name == "torchrun" else name for name in absent]
+    fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(packages)}"
     return [Check(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]

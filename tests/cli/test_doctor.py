@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from hf_memkit.cli import main
+from hf_memkit.compat import OLDEST
 from hf_memkit.doctor import STATUSES, gpu, host, operators, software
 from hf_memkit.zero import ops
 
@@ -35,7 +36,7 @@ def test_this_machine_is_well_and_nothing_is_left_on_it(
     code, lines = run_doctor(capsys)
     assert time.monotonic() - started < 30  # ten seconds on a machine that does nothing else
     assert code == 0
-    for name in ("Python", "torch", "transformers", "accelerate", "deepspeed", "other packages", "RAM", "folder"):
+    for name in ("Python", "torch", "transformers", "accelerate", "deepspeed", "memkit's own", "RAM", "folder"):
         assert lines[name]["status"] == "ok", lines[name]
     assert "HF_HUB_OFFLINE=1" in lines["huggingface.co"]["found"]
     assert "O_DIRECT works" in lines["folder"]["found"] and str(tmp_path) in lines["folder"]["found"]
@@ -95,9 +96,12 @@ def test_a_package_that_memkit_cannot_do_without(requirement: str, found: str) -
 
 
 def test_what_is_needed_is_read_from_the_project_itself() -> None:
-    python, needed = software._requirements()
+    python, trains, own = software._requirements()
     assert str(python) == ">=3.11"
-    assert {"torch", "transformers", "deepspeed"} <= needed.keys() and "bitsandbytes" not in needed
+    assert trains.keys() >= {"torch", "transformers", "deepspeed"} and "bitsandbytes" not in trains
+    assert {each.name for each in own} >= {"rich", "typer"} and not {each.name for each in own} & trains.keys()
+    for name, oldest in OLDEST.items():
+        assert f">={oldest}" in str(trains[name].specifier), "pyproject.toml and compat.py say the same"
 
 
 def test_ram_is_what_the_system_says() -> None:

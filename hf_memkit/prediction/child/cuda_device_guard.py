@@ -9,7 +9,7 @@ ctypes, without a compiler:
 * the CUDA hooks, whose methods for a missing CUDA raise, get a table of methods in which "is there CUDA" says yes and
   the questions of the accelerator interface say 0. Which entry is which is found out by asking, not assumed.
 
-This rests on the layout of private symbols (Linux x86-64, checked with torch 2.11 and 2.13 built for the CPU, and 2.15
+This rests on the layout of private symbols (Linux x86-64, checked with torch 2.8 and 2.13 built for the CPU, and 2.15
 built for CUDA 13.2): `self_test` runs one backward pass, and is run in a process that may die of it.
 """
 
@@ -68,13 +68,17 @@ def _install_guard() -> None:
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(
         _library("libc10.so"), "_ZN3c104impl26device_guard_impl_registryE"
     )
-    if not registry[_CUDA]:
-        zero = _Answer(lambda: 0)
-        table = (ctypes.c_void_p * _GUARD_METHODS)(*[ctypes.cast(zero, ctypes.c_void_p).value] * _GUARD_METHODS)
+    replaces = hasattr(torch._C, "_ensureCUDADeviceGuardSet")
+    if not replaces or not registry[_CUDA]:
+        # torch 2.8 keeps this guard. To everything that it is asked 1 is an answer: the type CUDA, its device 0, one
+        # device (c10/core/impl/DeviceGuardImplInterface.h).
+        answer = _Answer(lambda: 0 if replaces else _CUDA)
+        table = (ctypes.c_void_p * _GUARD_METHODS)(*[ctypes.cast(answer, ctypes.c_void_p).value] * _GUARD_METHODS)
         guard = (ctypes.c_void_p * 4)(ctypes.addressof(table), 0, 0, 0)
-        _kept.extend([zero, table, guard])
+        _kept.extend([answer, table, guard])
         registry[_CUDA] = ctypes.addressof(guard)
-    torch._C._ensureCUDADeviceGuardSet()
+    if replaces:
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 def _install_hooks() -> None:

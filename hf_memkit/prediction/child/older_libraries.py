@@ -14,6 +14,8 @@ Each difference is told by what the library has, not by its version; the version
 | `next_sequence_length` | up to 5.1 | is told by `cache_position` |
 | a mask grows by more than one token | 4.57 | it grows by one |
 | `get_max_length` of a cache's layer | up to 5.16 | is `get_max_cache_shape` |
+| copies in a fake mode | torch 2.8 | run |
+| a guard for devices that are not there (`cuda_device_guard.py`) | torch 2.8 | is made here |
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from hf_memkit.when_imported import when_imported
 
 __all__ = [
     "FLASH_QUESTIONS",
+    "RUNS_COPIES",
     "HowLoaded",
     "config_class",
     "expanded_device_map",
@@ -47,6 +50,10 @@ __all__ = [
     "what_loading_gives",
 ]
 
+
+RUNS_COPIES: Final = not hasattr(torch._C, "_ensureCUDADeviceGuardSet")
+"""Whether torch runs the copy of a real tensor to another device in a mode in which all is fake (torch 2.8:
+_subclasses/fake_tensor.py, `_dispatch_impl`)."""
 
 FLASH_QUESTIONS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
 """Methods of a model that raise where flash attention cannot be used: today's, and those up to 5.1."""

@@ -36,6 +36,7 @@ from transformers import Trainer
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.constant_propagation import known_values
 from hf_memkit.prediction.child.fake_gpu import become
+from hf_memkit.prediction.child.older_libraries import RUNS_COPIES
 from hf_memkit.prediction.child.saves import save_no_made_up_values
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.users_code import MEMKIT, evaluation_that_runs, line_that_asks
@@ -43,6 +44,7 @@ from hf_memkit.prediction.child.users_code import MEMKIT, evaluation_that_runs, 
 __all__ = ["RealAndFake"]
 
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
+_COPY: Final = torch.ops.aten._to_copy.default
 _TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 
 
@@ -147,6 +149,8 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.made_up("item")
             elif not _asked_by_torch() and line_that_asks() is not None:
                 _refuse("value", "item")
+        if RUNS_COPIES and func is _COPY and type(args[0]) in (torch.Tensor, nn.Parameter):
+            args = (self.fake_mode.from_tensor(args[0]), *args[1:])
         try:
             with self.all_fake():
                 return func(*args, **kwargs)
