@@ -1,5 +1,5 @@
 """The command that starts a training, as it is typed: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`,
-`python …`.
+`python …`, and the commands of front ends: `trl sft …`, `llamafactory-cli train …`, `axolotl train …`, `swift sft …`.
 
 ```
 words ──> the launcher's own parser, in the Python that trains ──> Launched: the script, GPUs, machines, variables
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,13 +32,8 @@ _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
 
 _PYTHON: Final = re.compile(r"python[\d.]*$")
 _LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
-_FRONT_ENDS: Final = {
-    "trl": "trl.scripts.{}",
-    "llamafactory-cli": "llamafactory.launcher",
-    "axolotl": "axolotl.cli.{}",
-    "swift": "swift.cli.{}",
-}
-"""Commands that start a launcher themselves → the module that trains without one; `{}` is the command's first word."""
+FRONT_ENDS: Final = ("trl", "llamafactory-cli", "lmf", "axolotl", "swift")
+"""Commands that start a launcher themselves, or train at once."""
 
 _LIMIT_S: Final = 120.0
 
@@ -103,19 +97,19 @@ class Launched:
 def is_command(word: str) -> bool:
     """Whether the word, where a script is expected, begins a command."""
     name = Path(word).name
-    known = name in _LAUNCHERS or name in _FRONT_ENDS or _PYTHON.match(name) is not None
+    known = name in (*_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
     return _ASSIGNMENT.match(word) is not None or (known and not word.endswith(".py"))
 
 
 def read_command(
-    words: Sequence[str], environment: Mapping[str, str] | None = None, *, python: str = sys.executable
+    words: Sequence[str], environment: Mapping[str, str] | None = None, *, gpus: int | None = None
 ) -> Launched:
     """What a command starts.
 
     Args:
         words: the command, with assignments (`NAME=VALUE`) before it.
         environment: the variables that it is started with; None: this process's.
-        python: the interpreter whose accelerate, torch or deepspeed reads its options.
+        gpus: how many a front end finds on each machine; None: those of this one.
 
     Raises:
         InputError: no script is in it, or its launcher refuses it.
@@ -127,37 +121,38 @@ def read_command(
         own[name] = own_value
     assigned = ("env", *words[: len(words) - len(rest)]) if own else ()
     name = Path(rest[0]).name if rest else ""
-    if name in _FRONT_ENDS:
-        module = _FRONT_ENDS[name].format(next(iter(rest[1:]), "COMMAND"))
-        raise InputError(f"{name}: memkit does not read this command; give its module: -m {module} -- ARGUMENTS")
     if _PYTHON.match(name):
         before, script = _of_python(rest)
         if script.target not in ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch"):
             return Launched(script, environment=own, before=(*assigned, *before), is_launcher=False)
         rest = [*before, "-m", script.target, *script.arguments]
-    elif name not in _LAUNCHERS:
+    elif name not in (*_LAUNCHERS, *FRONT_ENDS):
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
     variables = {**(os.environ if environment is None else environment), **own}
-    found = _read(rest, variables, python)
+    found = _read(rest, variables, gpus)
     if "error" in found:
         raise InputError(f"{' '.join(rest[:2])}: {found['error']}")
+    rest = found.get("command", rest)  # which a front end starts
     script = UserScript(found["script"], found["is_module"], tuple(found["arguments"]))
     if not script.is_module:
         UserScript.found(script.target)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = len(visible.split(",")) if found["gpus"] is None and visible else found["gpus"]
+    each = len(visible.split(",")) if found["gpus"] is None and visible else found["gpus"]
     before = rest[: found["at"]]
     if script.is_module:
         del before[max(at for at, word in enumerate(before) if _MODULE.fullmatch(word))]
-    return Launched(script, gpus, found["nodes"], {**own, **found["environment"]}, (*assigned, *before))
+    return Launched(
+        script, each, found["nodes"], {**own, **found["environment"]}, (*assigned, *before),
+        is_launcher=found.get("is_launcher", True),
+    )  # fmt: skip
 
 
-def _read(words: list[str], environment: Mapping[str, str], python: str) -> dict[str, Any]:
+def _read(words: list[str], environment: Mapping[str, str], gpus: int | None) -> dict[str, Any]:
+    module, hidden = "hf_memkit.prediction.child.read_launch", {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
     try:
         ran = subprocess.run(
-            boot.command("-m", "hf_memkit.prediction.child.read_launch", *words, python=python),
-            env={**environment, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=_LIMIT_S,
-            stdin=subprocess.DEVNULL,
+            boot.command("-m", module, "--gpus", str(gpus or 0), *words), env={**environment, **hidden},
+            capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"its options were not read within {_LIMIT_S:.0f} s; try again, or give the script alone"}

@@ -62,7 +62,7 @@ def found_command(
     """
     from hf_memkit.launched import read_command
 
-    launched = read_command(words, environment)
+    launched = read_command(words, environment, gpus=gpus or 1)
     if launched.gpus is None and gpus is None:
         _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
     variables = {**(os.environ if environment is None else environment), **launched.environment}

@@ -34,7 +34,7 @@ def checks(nvme_path: str | None) -> list[Check]:
     current folder), and the speed of `nvme_path`; the Hub."""
     # Without them, which the software checks report, nothing is computed, and nothing comes from the hub.
     bf16 = [_bf16()] if importlib.util.find_spec("torch") is not None else []
-    hub = _hub() if importlib.util.find_spec("huggingface_hub") is not None else []
+    hub = [_hub()] if importlib.util.find_spec("huggingface_hub") is not None else []
     return [*bf16, _ram(), _locked(), _shared(), *_disk(nvme_path), *hub]
 
 

@@ -42,7 +42,13 @@ from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts, refused_by_trl
+from hf_memkit.prediction.child.plan_facts import (
+    made_by_trainer,
+    needs_padding,
+    overrides_optimizer,
+    plan_facts,
+    refused_by_trl,
+)
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -167,12 +173,15 @@ def traced_training(
 
             trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
             attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
+            given = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
             try:
                 train(trainer)
                 bounds.append((len(events), len(calls)))
             except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
                 if len(bounds) <= needed:
                     raise
+            if not given and about["deepspeed"] is None and overrides_optimizer(trainer):
+                about["plan"]["own_optimizer"] = not made_by_trainer(trainer)
             if steps[-1].flash:
                 base_model(trainer.model).set_attn_implementation(attention)
             about["steps_end"] = len(events)

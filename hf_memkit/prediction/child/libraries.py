@@ -221,6 +221,8 @@ def _tensors_become_numbers() -> None:
         numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, FakeTensor) else leaf, data)
         return make(numbers, **{"dtype": dtype, **options})
 
+    jit: Any = torch.jit._builtins
+    jit._register_builtin(tensor, jit._find_builtin(make))  # functions that call it are scripted
     torch.tensor = tensor  # type: ignore[assignment]
 
 

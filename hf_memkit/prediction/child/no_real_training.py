@@ -29,7 +29,7 @@ from hf_memkit.prediction.child.leaves_nothing import Nowhere
 from hf_memkit.prediction.child.training_commands import training_command
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
-__all__ = ["no_real_training", "trains_in_a_fork"]
+__all__ = ["STARTS", "no_real_training", "trains_in_a_fork"]
 
 Refuse = Callable[[dict[str, Any]], NoReturn]
 
@@ -42,9 +42,9 @@ def no_real_training(refuse: Refuse) -> None:
     given its result."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _WORDS and not Nowhere.is_installed:
+        if event in STARTS and not Nowhere.is_installed:
             with contextlib.suppress(UnicodeError, TypeError, IndexError, OSError):  # the start itself will fail
-                words, folder, environment = _WORDS[event](arguments)
+                words, folder, environment = STARTS[event](arguments)
                 found = training_command(words, folder, environment)
                 if found is not None:
                     instead = found.target or "the training script that it starts"
@@ -81,7 +81,7 @@ def _words_of_pty(arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[
     return list(map(os.fsdecode, arguments[0])), _folder(None), os.environ
 
 
-_WORDS: Final = {
+STARTS: Final = {
     "os.exec": _words_of_exec,
     "os.posix_spawn": _words_of_exec,
     "os.system": _words_of_shell,

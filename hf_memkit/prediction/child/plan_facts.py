@@ -27,7 +27,10 @@ from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["fixed_by_deepspeed", "fp16_overflow", "needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
+__all__ = [
+    "fixed_by_deepspeed", "fp16_overflow", "made_by_trainer", "needs_padding", "note_parsers", "overrides_optimizer",
+    "plan_facts", "refused_by_trl",
+]  # fmt: skip
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -74,7 +77,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "quantised": bool(getattr(base, "is_quantized", False)),
         "own_optimizer": trainer.optimizer is not None
         or trainer.optimizer_cls_and_kwargs is not None
-        or not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES),
+        or overrides_optimizer(trainer),
         "device_map": has_device_map(base),
         "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
         "chunkable_loss": _is_chunkable(trainer, base),
@@ -104,6 +107,18 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         or hasattr(trainer, "_buffered_inputs"),
         **_length(trainer),
     }
+
+
+def overrides_optimizer(trainer: Any) -> bool:
+    """Whether a method that is not Trainer's makes the optimizer."""
+    return not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES)
+
+
+def made_by_trainer(trainer: Any) -> bool:
+    """Whether such a method has made the optimizer that Trainer makes of these arguments: those of front ends call
+    Trainer's unless one asks for more (llamafactory 0.9.5, axolotl 0.19.0, ms-swift 4.6.0)."""
+    made = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    return type(made) is trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
 
 
 def _dtypes(parameters: list[torch.nn.Parameter]) -> list[str]:

@@ -1,9 +1,13 @@
-"""What a launcher would start, read by its own parser: nothing is started.
+"""What a launcher or a front end would start, read by its own code: nothing is started.
 
 In: a command, as words. Out: a line of JSON: the script, its arguments and where it stands, GPUs on each machine,
 machines, and the variables that its processes get. accelerate reads its config file, too.
 
-    python -m hf_memkit.prediction.child.read_launch accelerate launch --config_file zero3.yaml train.py
+    python -m hf_memkit.prediction.child.read_launch --gpus 1 accelerate launch --config_file zero3.yaml train.py
+
+A front end (`trl sft`, `llamafactory-cli train`, `axolotl train`, `swift sft`) runs up to where it starts its
+launcher, or the training: that is the command which is read, and which the answer has as `command`. It finds as many
+GPUs as `--gpus N` says, which comes first; with 0 those of this machine.
 """
 
 from __future__ import annotations
@@ -12,9 +16,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
+
+from hf_memkit.launched import FRONT_ENDS
+from hf_memkit.prediction.child.fake_gpu import one_gpu
+from hf_memkit.prediction.child.no_real_training import STARTS
+from hf_memkit.prediction.child.training_commands import training_command
 
 __all__ = ["read_launch"]
 
@@ -27,8 +38,12 @@ _NO_PYTHON: Final = "--no_python: the program is no Python script; omit it"
 Found = dict[str, Any]
 
 
-def read_launch(words: Sequence[str]) -> Found:
-    """What a command would start. It begins with a launcher, or with `python -m` and a launcher's module.
+def read_launch(words: Sequence[str], gpus: int = 0) -> Found:
+    """What a command would start. It begins with a launcher, a front end, or `python -m` and a launcher's module.
+
+    Args:
+        words: the command.
+        gpus: what a front end finds; 0: the GPUs of this machine.
 
     Raises:
         Exception: what the launcher raises.
@@ -41,6 +56,8 @@ def read_launch(words: Sequence[str]) -> Found:
         if rest[:1] != ["launch"]:
             raise ValueError(f"accelerate {' '.join(rest[:1])} trains nothing; write accelerate launch")
         rest = rest[1:]
+    if name in FRONT_ENDS:
+        return _front_end(name, rest, gpus)
     if name.startswith("accelerate"):
         found = _accelerate(rest)
     elif name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
@@ -94,7 +111,8 @@ def _torchrun(words: list[str]) -> Found:
         raise ValueError(f"--nnodes {arguments.nnodes}: give one number of machines")
     each = arguments.nproc_per_node
     return {
-        **_script(arguments), "gpus": int(each) if str(each).isdigit() else None, "nodes": most,
+        **_script(arguments), "nodes": most,
+        "gpus": int(each) if str(each).isdigit() else None,
         "environment": {"ACCELERATE_USE_CPU": "true"} if each == "cpu" else {},
     }  # fmt: skip
 
@@ -125,6 +143,105 @@ def _deepspeed(words: list[str]) -> Found:
     return {**script, "gpus": gpus if gpus > 0 else None, "nodes": max(1, nodes), "environment": {}}
 
 
+_GPU: Final = (9, 0)
+"""Its compute capability: no front end refuses bf16 there."""
+
+
+class _Started(BaseException):
+    """What a front end starts: nothing of it catches this."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(" ".join(words))
+        self.words, self.environment = list(words), dict(environment)
+
+
+def _front_end(name: str, words: list[str], gpus: int) -> Found:
+    (script,) = entry_points(group="console_scripts", name=name) or (None,)
+    if script is None:
+        raise ValueError(f"no command {name} is installed in the environment of {sys.executable}")
+    if gpus:
+        import torch
+
+        one_gpu(_GPU, 2**40)
+        torch.cuda.device_count = lambda: gpus
+    before, output = dict(os.environ), sys.stdout
+    sys.argv = [name, *words]
+    sys.addaudithook(_ends_where_it_starts)
+    _accelerate_is_a_program()
+    _trains_at_once()
+    sys.stdout = sys.stderr
+    try:
+        script.load()()
+    except _Started as started:
+        command = started.words
+        changed = {key: each for key, each in started.environment.items() if before.get(key) != each}
+    except SystemExit as left:
+        if left.code:
+            raise  # what it has said is shown
+        raise ValueError("starts no training") from None
+    else:
+        raise ValueError("starts no training")
+    finally:
+        sys.stdout = output
+        os.environ.clear()
+        os.environ.update(before)
+    os.environ.update(changed)
+    if Path(command[0]).name.startswith("python") and "torch.distributed.run" not in command:
+        at = command.index("-m") + 1 if "-m" in command[:2] else 1
+        found: Found = {
+            "script": command[at], "is_module": at == 2, "arguments": command[at + 1 :], "at": at, "gpus": 1,
+            "nodes": 1, "environment": {}, "is_launcher": False,
+        }  # fmt: skip
+    else:
+        found = read_launch(command)
+    return {**found, "environment": {**changed, **found["environment"]}, "command": command}
+
+
+def _ends_where_it_starts(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in STARTS:
+        words, folder, environment = STARTS[event](arguments)
+        if training_command(words, folder, environment) is not None:
+            raise _Started(words, environment)
+
+
+def _accelerate_is_a_program() -> None:
+    """TRL calls accelerate's launcher as a function (trl 1.16.0: cli/accelerate_launcher.py; 0.18: cli.py)."""
+    from accelerate.commands import launch
+
+    make = launch.launch_command_parser
+
+    def parser(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        parse = made.parse_args
+
+        def parse_args(words: Any = None, *more: Any, **options: Any) -> Any:
+            found = parse(words, *more, **options)
+            found.memkit_words = list(words or ())
+            return found
+
+        made.parse_args = parse_args
+        return made
+
+    def command(arguments: Any) -> None:
+        at = arguments.memkit_words.index(arguments.training_script)
+        options = arguments.memkit_words[:at]
+        words = [*options, arguments.training_script, *arguments.training_script_args]
+        raise _Started(["accelerate", "launch", *words], os.environ)
+
+    launch.launch_command_parser, launch.launch_command = parser, command
+
+
+def _trains_at_once() -> None:
+    """LLaMA-Factory trains in its own process on one GPU; its launchers start this module (llamafactory 0.9.5:
+    launcher.py)."""
+
+    def run_exp(*args: Any, **kwargs: Any) -> None:
+        raise _Started([sys.executable, "-m", "llamafactory.launcher", *sys.argv[1:]], os.environ)
+
+    sys.modules["llamafactory.train.tuner"] = tuner = ModuleType("llamafactory.train.tuner")
+    vars(tuner)["run_exp"] = run_exp
+
+
 def _script(arguments: argparse.Namespace) -> Found:
     if arguments.no_python:
         raise ValueError(_NO_PYTHON)
@@ -134,7 +251,7 @@ def _script(arguments: argparse.Namespace) -> Found:
 
 if __name__ == "__main__":
     try:
-        answer = read_launch(sys.argv[1:])
+        answer = read_launch(sys.argv[3:], int(sys.argv[2]))
     except Exception as error:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         answer = {"error": text}
