@@ -64,6 +64,7 @@ MARKERS = {
     "operators": ("--all", "need a compiled DeepSpeed operator"),
     "slow": ("--all", "train or start processes beyond one case of each mechanism"),
     "exhaustive": ("--exhaustive", "repeat what others show"),
+    "older": ("--older", "need environments with earlier libraries: scripts/older_environments,"),
 }
 """Marker → the option with which its tests run, and what the last line says of them otherwise."""
 LEFT_OUT = pytest.StashKey[Counter[str]]()
@@ -74,6 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     levels = parser.getgroup("levels", "which tests run")
     levels.addoption("--all", action="store_true", help="tests that need a compiled DeepSpeed operator too, and more")
     levels.addoption("--exhaustive", action="store_true", help="every test: whole products of lists too")
+    levels.addoption("--older", action="store_true", help="those with earlier libraries (scripts/older_environments)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,12 +106,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(group(item.nodeid.partition("::")[0]), len(rank)))
-    chosen = {"--all": config.option.all, "--exhaustive": config.option.exhaustive}
+    chosen = {"--all": config.option.all, "--exhaustive": config.option.exhaustive, "--older": config.option.older}
     kept: list[pytest.Item] = []
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
         why = [name for name, (option, _) in MARKERS.items() if name in markers and not chosen[option]]
-        if why and not config.option.exhaustive:
+        if why and ("older" in markers or not config.option.exhaustive):
             config.stash[LEFT_OUT][why[-1]] += 1  # the option that lets all of its markers run
         else:
             kept.append(item)

@@ -28,11 +28,15 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models and data of the jobs."""
-    made = tmp_path_factory.mktemp("jobs")
+    return prepared(tmp_path_factory.mktemp("jobs"), sys.executable)
+
+
+def prepared(folder: Path, python: str, *options: str) -> Path:
+    """The folder, with what these libraries have saved in it."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     prepare = Path(__file__).parent / "jobs" / "prepare.py"
-    subprocess.run([sys.executable, str(prepare), str(made)], check=True, env=environment)
-    return made
+    subprocess.run([python, str(prepare), str(folder), *options], check=True, env=environment)
+    return folder
 
 
 @pytest.fixture

@@ -121,6 +121,10 @@ def stored_bytes(content: dict[str, Any]) -> list[int]:
 def test_what_is_predicted_is_what_a_real_training_allocates(
     worker: Worker, folder: Path, tmp_path: Path, name: str
 ) -> None:
+    check_job(worker, folder, tmp_path, name)
+
+
+def check_job(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
     trained, traced = (ran(worker, folder, tmp_path, name, device) for device in ("real cpu", "cpu"))
     real, predicted = by_phase(trained), by_phase(traced)
     if name in QUANTISED:

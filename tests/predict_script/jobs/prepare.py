@@ -1,4 +1,7 @@
-"""Make tiny models and tiny data files, offline:  python prepare.py FOLDER"""
+"""Make tiny models and tiny data files, offline:  python prepare.py FOLDER [--text]
+
+`--text`: without what has images or sound, for environments that lack its libraries.
+"""
 import csv
 import json
 import os
@@ -285,6 +288,9 @@ def make_models(m, texts):
     save(BartForConditionalGeneration(BartConfig(
         vocab_size=len(tok), d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=96, decoder_ffn_dim=96, max_position_embeddings=256)), m / "bart-tiny", tok)
+
+    if "--text" in sys.argv:
+        return
 
     # ViT
     try:
