@@ -24,8 +24,6 @@ from hf_memkit.errors import InputError
 from hf_memkit.live_arguments import Made, changed, made_of, watch_reads, when_made
 from hf_memkit.zero.process_group import single_process_environment
 
-pytestmark = pytest.mark.compat
-
 KINDS = (TrainingArguments, Seq2SeqTrainingArguments, SFTConfig, DPOConfig, GRPOConfig)
 
 GIVEN: dict[str, Any] = {"output_dir": "out", "use_cpu": True, "report_to": "none", "logging_steps": 7}

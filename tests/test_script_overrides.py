@@ -83,7 +83,6 @@ def tiny(**options: Any) -> GPT2Config:
     return GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8, bos_token_id=0, eos_token_id=0, **options)
 
 
-@pytest.mark.compat
 def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> None:
     """Finds: TRL's bf16 beside a plan's fp16, a DPO loss that is no list, one value shared by two objects, a field
     that only another class has taken for a mistake."""
@@ -142,7 +141,6 @@ def test_a_field_that_no_class_has_is_refused_where_the_arguments_are_made() -> 
     forked(check)
 
 
-@pytest.mark.compat
 def test_models_are_made_with_the_options(tmp_path: Path) -> None:
     """Finds: an Auto class or `from_config` that keeps the script's own, an old name that wins, a model of bf16 that
     is made in another dtype inside."""
@@ -172,7 +170,6 @@ class OwnOptimizer(Trainer):
         return super().create_optimizer(*args, **kwargs)
 
 
-@pytest.mark.compat
 def test_what_a_script_sets_by_hand_is_said() -> None:
     """Finds: a setting that is not in force, and nobody says so."""
 

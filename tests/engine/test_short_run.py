@@ -13,8 +13,8 @@ from tests.conftest import Quick, read_json_lines
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param("resident", marks=[pytest.mark.compat, pytest.mark.bf16, pytest.mark.slow]),
-        pytest.param("lora", marks=[pytest.mark.compat, pytest.mark.slow]),
+        pytest.param("resident", marks=[pytest.mark.bf16, pytest.mark.slow]),
+        pytest.param("lora", marks=[pytest.mark.slow]),
     ],
 )
 def test_a_few_steps(quick_memkit: Quick, tmp_path: Path, text_file: Path, variant: str) -> None:

@@ -78,7 +78,6 @@ def gpt2() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
     """Would notice: rows that see one another, a row that is cut or lost, a loss that is divided by another number of

@@ -31,7 +31,6 @@ def read(found: Pasted) -> TrainingArguments:
     return arguments
 
 
-@pytest.mark.compat
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda each: each.name)
 def test_flags_yaml_and_python_say_the_same(choice: Alternative) -> None:
     """Would notice: a mapping that is no JSON, a quote that a shell eats, a name that this transformers does not know,

@@ -133,7 +133,6 @@ def last(said: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 def test_a_script_is_predicted_as_it_stands(run: Run, tmp_path: Path) -> None:
     """Would notice: arguments that do not reach it, output on standard output, a variable that hides the GPU, a second
     train() in place of the first, processes that the script leaves."""
@@ -479,7 +478,6 @@ def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 def test_what_deepspeed_holds_is_computed_from_the_script_s_model(run: Run, tmp_path: Path) -> None:
     """Would notice: an engine that is left out, ranks that are not counted, adapters that count as the whole model."""
     zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
@@ -537,7 +535,6 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.compat
 @pytest.mark.parametrize("name", ENDS)
 def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
     """Would notice: a traceback of memkit's, a message that is lost, an exit code that says it was predicted; words

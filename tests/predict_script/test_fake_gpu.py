@@ -249,7 +249,6 @@ def test_a_model_is_used_in_inference_mode(run: Run) -> None:
     assert peak(content) > 0 and "evaluate" in {phase for _, phase in content["trace"]["marks"]}
 
 
-@pytest.mark.compat
 def test_models_are_changed_before_they_train(run: Run) -> None:
     """Copies, other dtypes, new rows of an embedding and initialisations; one that draws again what is out of bounds
     would never come to an end."""

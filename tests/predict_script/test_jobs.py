@@ -26,7 +26,7 @@ from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.process_group import single_process_environment
-from tests.fewer import first
+from tests.fewer import first, some
 from tests.predict.fake_and_real import _changes, peaks
 from tests.predict.test_child_libraries import alive
 
@@ -36,23 +36,13 @@ JOBS: Final = Path(__file__).parent / "jobs"
 WRITTEN: Final = JOBS / "written"
 ALL: Final[dict[str, dict[str, Any]]] = json.loads((JOBS / "jobs.json").read_text())
 ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
-OLDEST: Final = {"summarization", "sentiment", "lora_chat"}
-"""CI predicts these with the oldest supported transformers too."""
 KEPT: Final = {
-    *OLDEST, "causal_lm_blocks", "flag_embedder_base", "lora_merge", "lora_torchao", "own_module", "qlora",
-    "qwen_vl_sft", "resume_bart", "trl_dpo_lora", "trl_grpo_lora", "trl_sft_packing_eval", "wav2vec2_ctc",
+    "causal_lm_blocks", "flag_embedder_base", "lora_chat", "lora_merge", "lora_torchao", "own_module", "qlora",
+    "qwen_vl_sft", "resume_bart", "sentiment", "summarization", "trl_dpo_lora", "trl_grpo_lora",
+    "trl_sft_packing_eval", "wav2vec2_ctc",
 }  # fmt: skip
 """One of each kind of model, data, adapter and trainer; the others run with `--exhaustive`."""
-PLAIN: Final = [
-    pytest.param(
-        name,
-        marks=[
-            *([pytest.mark.compat] if name in OLDEST else []), *([] if name in KEPT else [pytest.mark.exhaustive])
-        ],
-    )
-    for name in ALL
-    if name not in ENGINES
-]  # fmt: skip
+PLAIN: Final = some([name for name in ALL if name not in ENGINES], *sorted(KEPT))
 GENERATES: Final = {"summarization", "whisper_finetune"}
 """Their evaluations generate: a bound, of which a real answer may fall short."""
 LEARNS_FROM_ITS_ANSWERS: Final = {"trl_grpo", "trl_grpo_lora", "trl_rloo"}

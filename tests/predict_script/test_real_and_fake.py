@@ -117,7 +117,6 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
         assert peaks[phase] <= 1.01 * (most["weights"] + most["optimizer"] + most["buffers"] + most["other"])
 
 
-@pytest.mark.compat
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
@@ -210,7 +209,6 @@ def test_a_script_writes_into_the_folder_that_trainer_makes(
     assert (tmp_path / "deep").exists() == was_there == (tmp_path / "deep" / "out" / "mine").exists()
 
 
-@pytest.mark.compat
 def test_small_parameters_of_the_script_keep_their_values(predict: Predict) -> None:
     """Scripts print what they initialised; the optimizer that was made before the model moved still trains it."""
     found = predict(

@@ -15,8 +15,6 @@ from hf_memkit.presets.files import ArgumentFile, argument_file
 from hf_memkit.presets.outside import SCRIPTS, outside_lines
 from hf_memkit.setup import Setup
 
-pytestmark = pytest.mark.compat
-
 SETTINGS: dict[str, Any] = {
     "arguments.activation_checkpointing": True,
     "arguments.activation_checkpointing_kwargs": {"use_reentrant": False},

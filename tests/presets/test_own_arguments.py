@@ -17,8 +17,6 @@ from hf_memkit.former_arguments import _SUCCESSORS, ever_fields, former_argument
 from hf_memkit.presets.own import settle
 from hf_memkit.setup import Setup
 
-pytestmark = pytest.mark.compat
-
 
 def setup_of(**settings: Any) -> Setup:
     made = Setup(preset="made-up")

@@ -10,8 +10,6 @@ from hf_memkit.own_arguments import read_pairs
 from hf_memkit.recipe.settings import ELSEWHERE
 from hf_memkit.techniques.batch import accumulation_for, micro_batch_for
 
-pytestmark = pytest.mark.compat
-
 
 def test_all_mistakes_are_told_at_once_with_hints() -> None:
     with pytest.raises(SettingError) as caught:

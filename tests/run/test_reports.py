@@ -36,7 +36,6 @@ def recorded(folder: Path, rank: int = 0) -> list[str]:
     return [record["kind"] for record in read_records(folder / f"memory-rank{rank}.jsonl")]
 
 
-@pytest.mark.compat
 def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(start: Start, tmp_path: Path) -> None:
     """Finds: a random number or a variable that memkit takes or sets, a library that it imports before the script has
     set its variables, two callbacks in one Trainer, a script's own callback replaced, words on standard output."""
@@ -103,7 +102,6 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.compat
 def test_deepspeed_without_a_launcher_gets_the_environment_of_one_process(
     start: Start, tmp_path: Path, config: Path
 ) -> None:

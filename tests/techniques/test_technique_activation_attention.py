@@ -54,7 +54,6 @@ def test_every_other_function_is_left_alone(name: str) -> None:
         install(torch.nn.ModuleDict({"act": ACT2FN[name]}))
 
 
-@pytest.mark.compat
 @proves("same-result", "fused-gelu")
 def test_a_training_with_the_fused_function() -> None:
     losses = []
@@ -142,7 +141,6 @@ def scores_kept(model: Any) -> int:
     )
 
 
-@pytest.mark.compat
 @proves("memory", "sdpa-attention", "eager-attention")
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])

@@ -124,7 +124,6 @@ def test_gradients_and_states_are_those_of_the_adapters_alone(folders: dict[str,
     assert count < 0.1 * facts.parameters
 
 
-@pytest.mark.compat
 @proves("same-result", "lora")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_adapters_begin_as_nothing_and_end_as_a_change_of_the_weights(

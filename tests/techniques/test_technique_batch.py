@@ -73,7 +73,6 @@ def weights(model: Any) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize(("micro", "accumulation"), [(4, 2), (2, 4), (1, 8)])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
-@pytest.mark.compat
 @proves("same-result", "global-batch")
 def test_accumulation_is_one_big_batch(tmp_path: Path, model_type: str, micro: int, accumulation: int) -> None:
     """Unequal lengths, ignored labels, a sequence without labels, and a last window of three sequences. fp32 sums in

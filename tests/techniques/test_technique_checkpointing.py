@@ -82,7 +82,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 @proves(
     "same-result",
     "activation-checkpointing",

@@ -51,7 +51,6 @@ def pair(model: Any, **options: Any) -> tuple[Any, Any]:
     return own, chunked
 
 
-@pytest.mark.compat
 @proves("same-result", "chunked-loss")
 @pytest.mark.parametrize("items", [None, 31, torch.tensor(31)])
 @pytest.mark.parametrize("engine", ENGINES)
@@ -214,7 +213,6 @@ def train(folder: Path, part: Callable[[Any], Any] | None, **more: Any) -> tuple
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 @proves("same-result", "chunked-loss")
 def test_a_training_with_accumulation_and_its_evaluation(tmp_path: Path) -> None:
     def part(model: Any) -> Any:

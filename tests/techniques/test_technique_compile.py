@@ -73,7 +73,6 @@ def numbers(count: int) -> list[dict[str, torch.Tensor]]:
     return [{"x": torch.ones(2 + number), "labels": torch.ones(1)} for number in range(count)]
 
 
-@pytest.mark.compat
 @proves("same-result", "compile")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_losses_are_those_of_the_uncompiled_model(train: Train, backend: str) -> None:

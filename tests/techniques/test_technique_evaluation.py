@@ -107,7 +107,6 @@ LABELS = 8 * TOKENS
 
 @proves("same-result", "loss-only-evaluation")
 @proves("memory", "loss-only-evaluation")
-@pytest.mark.compat
 def test_loss_only_gives_the_same_loss_and_holds_nothing(evaluate: Evaluate) -> None:
     everything, held = evaluate({"compute_metrics": token_accuracy})
     alone, nothing = evaluate({"compute_metrics": token_accuracy}, prediction_loss_only=True)
@@ -118,7 +117,6 @@ def test_loss_only_gives_the_same_loss_and_holds_nothing(evaluate: Evaluate) -> 
 
 @proves("same-result", "streamed-metrics")
 @proves("memory", "streamed-metrics")
-@pytest.mark.compat
 @pytest.mark.parametrize("length", [TOKENS, None])
 def test_streamed_accuracy_is_the_accuracy_and_holds_nothing(evaluate: Evaluate, length: int | None) -> None:
     data = samples(length)
@@ -167,7 +165,6 @@ def test_classes_are_not_shifted() -> None:
 
 
 @proves("same-result", "eval-accumulation")
-@pytest.mark.compat
 def test_moved_logits_give_the_same_metric_and_leave_the_device(evaluate: Evaluate) -> None:
     expected, held = evaluate({"compute_metrics": token_accuracy})
     found, moved = evaluate({"compute_metrics": token_accuracy}, eval_accumulation_steps=1)

@@ -40,7 +40,6 @@ def named(folder: Path, setup: Setup) -> Setup:
     return setup.put("model.name", str(folder), "test").put("model.origin", "local", "test")
 
 
-@pytest.mark.compat
 @proves("same-result", "load-in-training-dtype")
 def test_the_weights_are_those_of_the_file_in_the_dtype_asked_for(checkpoint: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(checkpoint).dtype is torch.float16  # what nobody asked for

@@ -64,7 +64,6 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 @proves("same-result", "cpu-offload-optimizer")
 @pytest.mark.parametrize(
     ("offload_gradients", "accumulation", "norm"), [(True, 1, 0.05), (True, 1, 0.0), (False, 3, 0.05)]

@@ -63,7 +63,6 @@ def losses(name: str, *, put: dict[str, Any] | None = None, seed: int | None = N
     return found
 
 
-@pytest.mark.compat
 def test_the_table_has_all_of_trainers_names() -> None:
     from transformers.training_args import OptimizerNames
 
@@ -77,7 +76,6 @@ def test_a_technique_chooses_the_row_that_names_it(name: str) -> None:
     assert (row.technique, row.packages) == (name, TECHNIQUES[name].packages)
 
 
-@pytest.mark.compat
 @proves("same-result", "adamw-fused", "adamw-foreach", "adamw-loop")
 def test_the_forms_of_adamw_are_one_algorithm() -> None:
     """Within float32's rounding: the order of the operations differs."""

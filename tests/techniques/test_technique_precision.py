@@ -100,7 +100,6 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.compat
 @proves("same-result", "fp32", "bf16-autocast", "fp16-autocast", "pure-bf16")
 @pytest.mark.parametrize(
     ("name", "tolerance", "more"),

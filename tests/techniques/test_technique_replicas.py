@@ -30,7 +30,6 @@ def on_two(folder: Path) -> dict[str, Any]:
     return first
 
 
-@pytest.mark.compat
 @proves("same-result", "data-parallel")
 def test_two_replicas_train_as_one_process_with_their_batches(tmp_path: Path) -> None:
     """Gradients are summed in another order: 1e-5."""

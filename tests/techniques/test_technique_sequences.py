@@ -61,7 +61,6 @@ def losses(tmp_path: Path) -> Losses:
 
 
 @proves("same-result", "pad-to-multiple", "packing", "padding-free")
-@pytest.mark.compat
 def test_losses_are_those_of_padded_samples(losses: Losses) -> None:
     """Another order of summation, and nothing else: 2e-6 of a loss of 4.6, after three steps of unequal lengths."""
     padded = losses(part(pad_batches, multiple=1))
@@ -75,7 +74,6 @@ def test_losses_are_those_of_padded_samples(losses: Losses) -> None:
 
 
 @proves("same-result", "length-grouped")
-@pytest.mark.compat
 def test_grouping_changes_the_order_and_nothing_else(losses: Losses, tmp_path: Path) -> None:
     seen: dict[str, list[list[int]]] = {}
 
@@ -102,7 +100,6 @@ def test_grouping_changes_the_order_and_nothing_else(losses: Losses, tmp_path: P
     assert losses(both, train_sampling_strategy="group_by_length", **whole) == pytest.approx(plain, rel=2e-6)
 
 
-@pytest.mark.compat
 def test_the_label_that_nothing_predicts_is_not_counted(losses: Losses) -> None:
     """Trainer counts it for GPT-2, whose class has no loss type, and reports a loss that is too low."""
     own = [{**row, "labels": list(row["input_ids"])} for row in samples()]
@@ -173,7 +170,6 @@ class Stream(IterableDataset[Any]):
         ([{"input_ids": [3] * 9}] * 32, "9 tokens"),
     ],
 )
-@pytest.mark.compat
 def test_grouping_that_does_nothing_stops_the_run(data: Any, said: str, tmp_path: Path) -> None:
     args = TrainingArguments(
         output_dir=str(tmp_path),
