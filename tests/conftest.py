@@ -64,7 +64,7 @@ MARKERS = {
     "operators": ("--all", "need a compiled DeepSpeed operator"),
     "slow": ("--all", "train or start processes beyond one case of each mechanism"),
     "exhaustive": ("--exhaustive", "repeat what others show"),
-    "older": ("--older", "need environments with earlier libraries: scripts/older_environments,"),
+    "older": ("--older", "need the environments of scripts/older_environments"),
 }
 """Marker → the option with which its tests run, and what the last line says of them otherwise."""
 LEFT_OUT = pytest.StashKey[Counter[str]]()

@@ -129,6 +129,19 @@ def test_variables_before_a_command_count(folder: Path, monkeypatch: pytest.Monk
     assert variables["ACCELERATE_MIXED_PRECISION"] == "fp16" and str(ROOT) not in variables["PYTHONPATH"].split(":")
 
 
+@pytest.mark.slow
+def test_the_command_that_a_front_end_starts_is_the_one_that_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: TRL's options for accelerate that are taken for the script's, or a training that begins."""
+    monkeypatch.chdir(folder)
+    given = "--model_name_or_path m --dataset_name d --output_dir out"
+    read = read_command(shlex.split(f"trl sft {given} --num_processes 2 --accelerate_config zero2"), gpus=1)
+    assert read.script.target.endswith("trl/scripts/sft.py") and read.script.arguments == tuple(given.split())
+    assert (read.gpus, read.nodes, read.environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"]) == (2, 1, "2")
+    assert read.before[:2] == ("accelerate", "launch") and not Path("out").exists()
+
+
 @pytest.mark.parametrize("word", ["train.py", "python.py", "gpt2-xl", "my-accelerate", "torchrun.py", "./train"])
 def test_a_script_or_a_model_is_no_command(word: str) -> None:
     assert not is_command(word)
@@ -141,8 +154,6 @@ def test_a_script_or_a_model_is_no_command(word: str) -> None:
         ("python -c pass", "python train.py"),
         ("python no.py", "no.py"),
         ("python - train.py", "python train.py"),
-        ("trl dpo --config c.yaml", "trl.scripts.dpo"),
-        ("axolotl train c.yml", "axolotl.cli.train"),
         ("A=1", "accelerate launch"),
     ],
 )
@@ -155,6 +166,9 @@ def test_what_is_no_training_is_refused_at_once(command: str, named: str) -> Non
     ("command", "named"),
     [
         ("accelerate env", "accelerate launch"),
+        ("axolotl train c.yml", "no command axolotl is installed"),
+        ("trl env", "starts no training"),
+        ("trl sft --output_dir out --dataset_name d --no_such_option 3", "--no_such_option"),
         ("accelerate launch --config_file no.yaml train.py", "no.yaml"),
         ("torchrun --no-such-option train.py", "--no-such-option"),
         ("torchrun --nnodes 1:4 train.py", "1:4"),
