@@ -20,7 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["BOOT", "OLDEST_PYTHON", "command", "is_booted", "lend", "places", "take_back"]
+__all__ = [
+    "BOOT", "OLDEST_PYTHON", "PLACE", "command", "is_booted", "lend", "missing", "place_of", "places", "take_back",
+]  # fmt: skip
 
 BOOT = str(Path(__file__).resolve())
 OLDEST_PYTHON = (3, 11)
@@ -30,11 +32,16 @@ _LENT = (
     "annotated_doc", "annotated_types", "click", "cloudpickle", "markdown_it", "mdurl", "pydantic", "pydantic_core",
     "pygments", "pynvml", "rich", "shellingham", "typer", "typing_inspection", "yaml", "_yaml",
 )  # fmt: skip
+_VERSION = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - read by earlier versions of Python, too
 is_booted = False
 """Whether this process was started so."""
 
-_PLACE = "MEMKIT_LENDS"
-"""The variable that says where these are: the site-packages folder of memkit's own environment."""
+_COMPILED = ("pydantic", "pydantic_core")
+"""Of these, those that are made for one version of Python."""
+
+PLACE = "MEMKIT_LENDS"
+"""The variable that says where they lie: memkit's own version of Python and its folder of packages, such as
+`3.12:/own/lib/python3.12/site-packages`."""
 
 
 def command(*arguments: str, python: str = sys.executable) -> list[str]:
@@ -47,18 +54,34 @@ class _Lent:
 
     def __init__(self, place: str) -> None:
         self.place = place
+        self.same_version = os.environ[PLACE].startswith(f"{_VERSION}:")
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        if path is not None or name not in _LENT:
+        if path is not None or name not in _LENT or (name in _COMPILED and not self.same_version):
             return None
         found: ModuleSpec | None = PathFinder.find_spec(name, [self.place])
         return found
 
 
+def place_of(file: str) -> str:
+    """The value of `PLACE` for the environment in which a package's `__init__.py` is this file."""
+    return f"{_VERSION}:{Path(file).resolve().parents[1]}"
+
+
 def places() -> list[str]:
     """Where the packages of memkit's own environment lie, if this process was started so."""
-    place = os.environ.get(_PLACE)
+    _, _, place = os.environ.get(PLACE, "").partition(":")
     return [place] if place and is_booted else []
+
+
+def missing(package: str | None) -> str:
+    """Why a package of memkit's own is not there, in words; empty: it is no such package."""
+    if not is_booted or package not in _LENT:
+        return ""
+    return (
+        f"{sys.executable}: no {package}. memkit's own is made for Python {os.environ[PLACE].partition(':')[0]}. "
+        f"Type: {sys.executable} -m pip install {package}"
+    )
 
 
 def lend() -> None:

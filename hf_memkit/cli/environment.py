@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -39,7 +38,9 @@ def _go_there(context: typer.Context, python: str | None) -> None:
         InputError: `python` is no Python; or the verb needs libraries that are missing or too old.
     """
     if not boot.is_booted and (command_line or python):
-        there = python_of(python) if python is not None else _active()
+        # `OTHER/bin/python -m hf_memkit` names the Python itself.
+        named = getattr(sys.modules["__main__"], "__spec__", None) is not None
+        there = python_of(python) if python is not None else None if named else _active()
         if there is not None and not _is_this(there):
             _become(there, "--python" if python is not None else "the active environment")
     if isinstance(context.command, Trains):
@@ -50,7 +51,7 @@ def _become(there: Path, which: str) -> None:
     if not command_line:
         raise InputError(f"--python {there}: only on the command line. Call memkit's functions with that Python.")
     print(f"memkit: with the libraries of {there} ({which})", file=sys.stderr, flush=True)
-    os.environ["MEMKIT_LENDS"] = sysconfig.get_path("purelib")
+    os.environ[boot.PLACE] = boot.place_of(typer.__file__)
     # As where it is active: the launchers of commands are found there.
     os.environ["PATH"] = os.pathsep.join([str(there.parent), os.environ.get("PATH", os.defpath)])
     try:

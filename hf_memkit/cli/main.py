@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
+from hf_memkit import boot
 from hf_memkit._version import __version__
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
 from hf_memkit.errors import MemkitError, did_you_mean
@@ -171,6 +172,11 @@ def main(arguments: list[str] | None = None) -> int:
                 instead = f"{near} {instead[0].upper()}{instead[1:]}" if near else f"; {instead}"
                 said = said.partition(" (Possible")[0] + instead
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if not (said := boot.missing(error.name)):
+            raise
+        print(f"memkit: error: {said}", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         print("memkit: interrupted", file=sys.stderr)  # a recipe has its own line, with --resume

@@ -183,7 +183,7 @@ TELLS: Final = {
     "libraries.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
     "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
     "generation.py: setattr(GenerationMixin, name)", "trl_trainers.py: module.LLM",
-    "trl_trainers.py: module.VLLMClient",
+    "trl_trainers.py: module.VLLMClient", "libraries.py: functional.lib",
 }  # fmt: skip
 """Replaced, and `launched` or `turns` tells of it."""
 
@@ -191,7 +191,7 @@ SEES_DISPATCHER: Final = {
     "attention.py: F.scaled_dot_product_attention", "fake_gpu.py: _CUDA_KERNELS.impl",
     "fake_gpu.py: FakeTensorMode.__torch_dispatch__", "fake_gpu.py: nn.Module._apply",
     "fake_gpu.py: torch.Tensor._make_subclass",
-    "flash_attn_package.py: hub_kernels.load_and_register_attn_kernel", "flash_attn_package.py: package.bert_padding",
+    "flash_attn_package.py: setattr(hub_kernels, name)", "flash_attn_package.py: package.bert_padding",
     "flash_attn_package.py: package.flash_attn_interface", "generation.py: setattr(layer, name)",
     "generation.py: whisper.generate", "libraries.py: FakeTensor.__deepcopy__", "libraries.py: _WideRest._new_buffer",
     "libraries.py: functional.get_paged", "libraries.py: functional.optimizer_update_32bit",
@@ -206,9 +206,9 @@ NO_KERNEL: Final = {
     "adapters.py", "after_train.py", "at_train.py", "checkpoints.py", "constant_propagation.py",
     "cuda_device_guard.py", "cuda_questions.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
     "leaves_nothing.py", "library_evaluations.py", "loaded_files.py", "models.py", "no_real_training.py",
-    "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "read_launch.py", "saves.py",
-    "script.py", "script_engine.py", "serve.py", "tracer.py", "trainers_folder.py", "training_commands.py",
-    "work_recorder.py",
+    "older_libraries.py", "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py",
+    "read_launch.py", "saves.py", "script.py", "script_engine.py", "serve.py", "tracer.py", "trainers_folder.py",
+    "training_commands.py", "work_recorder.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
@@ -217,9 +217,11 @@ ASKS: Final = {
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",
     "fake_gpu.py: torch.inference_mode.__enter__", "fake_gpu.py: torch.inference_mode.__exit__",
-    "flash_attn_package.py: modeling_utils.PreTrainedModel._flash_attn_import_error",
+    "flash_attn_package.py: setattr(modeling_utils.PreTrainedModel, name)",
     "flash_attn_package.py: replace_everywhere(original, answer)",
     "libraries.py: training_args.is_torch_tf32_available", "ranks.py: accelerate.data_loader.synchronize_rng_states",
+    "libraries.py: module.get_torch_obj_rule_map", "libraries.py: refs._reshape_view_helper",
+    "libraries.py: tokenizer_utils.fix_untrained_tokens", "libraries.py: trace_rules.get_torch_obj_rule_map",
     "ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: module._use_triton",
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_trainers.py: Trainer.__init__",

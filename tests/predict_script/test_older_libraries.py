@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+import typer
 
 from hf_memkit import boot
 from hf_memkit.memory.records import read_records, steps
@@ -60,7 +60,7 @@ def memkit(python: str, folder: Path, *words: str) -> subprocess.CompletedProces
     """`memkit WORDS` in that environment, with what memkit prints with."""
     variables = {
         **os.environ, "PATH": os.pathsep.join([str(Path(python).parent), os.environ["PATH"]]),
-        "MEMKIT_LENDS": sysconfig.get_path("purelib"), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+        boot.PLACE: boot.place_of(typer.__file__), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     command = boot.command(*words, python=python)
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250)

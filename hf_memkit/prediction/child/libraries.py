@@ -156,7 +156,7 @@ def _calls_by_pointer_do_nothing(functional: Any) -> None:
     class Lib:
         def __getattr__(self, name: str) -> Any:
             if name.startswith(("cdequantize", "cgemm")) and "cpu" not in name:
-                return lambda *args: None
+                return lambda *args: launched(f"bitsandbytes.{name}", (), kind="unknown")
             return getattr(own, name)
 
     functional.lib = Lib()
@@ -221,6 +221,8 @@ def _tensors_become_numbers() -> None:
         numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, FakeTensor) else leaf, data)
         return make(numbers, **{"dtype": dtype, **options})
 
+    devices: Any = torch.utils._device
+    devices._device_constructors().add(make)  # which get the script's default device, and are looked up by now
     jit: Any = torch.jit._builtins
     jit._register_builtin(tensor, jit._find_builtin(make))  # functions that call it are scripted
     torch.tensor = tensor  # type: ignore[assignment]
