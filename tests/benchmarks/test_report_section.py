@@ -128,7 +128,7 @@ def test_a_training_case_in_this_process(name: str, tmp_path: Path) -> None:
     assert report_section.judge(case, tmp_path, 1, "ImportError: x", on_cpu=True)["status"] == "failed"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_running_out_in_a_process_of_its_own(tmp_path: Path) -> None:
     """The exception that nobody catches, its note and its record: the path that a GPU takes, with a made-up error."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--section", "report", "--rehearse"]

@@ -113,7 +113,7 @@ def test_an_existing_file_is_kept(quick_memkit: Quick, tmp_path: Path) -> None:
     assert (tmp_path / "zero3.json").read_text() != "mine"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", one_each(["Llama-3.1-70B", "Llama-3.1-8B", "gpt2-xl"]))
 def test_sizing_is_quick_and_small_for_large_models(model: str, tmp_path: Path) -> None:
     """5 s of CPU time and 2 GiB of RAM. Nearly all of both is importing torch and transformers' modelling code: the

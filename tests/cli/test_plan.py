@@ -144,7 +144,7 @@ def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
     assert "plan.yaml: not written" in said.err and not (folder / "plan.yaml").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Would notice: a GPU whose traces are taken for another's; a price that goes to the wrong GPU, or to none; a GPU
     on which nothing fits anywhere but last, or left out."""

@@ -428,7 +428,7 @@ def test_advice_is_about_what_frees_enough(
     assert all(each in said for each in wanted) and not any(each in said for each in vain), said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> None:
     """Would notice: a setup that was not traced, that has another batch, or does not fit itself."""
     shape = ("--model", tiny, "--gpu", "T4", "--gpu-memory", "1GB", "--sequence-length", "64", "--batch-size", "2048")

@@ -127,6 +127,7 @@ print("exit code", ran.wait())
 """
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """Too small: refused before anything is written. Filled by another program while the engine has yet to write
     gradients and moments: the run ends, before states that are not there reach a checkpoint."""

@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "your-own-recipe.md"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_guide_works_as_it_stands(process: Loaded, tmp_path: Path) -> None:
     commands = 0

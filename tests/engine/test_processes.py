@@ -126,7 +126,11 @@ def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trains", [False, True], ids=["before-it-trains", "while-it-trains"])
+@pytest.mark.parametrize(
+    "trains",
+    [False, pytest.param(True, marks=pytest.mark.exhaustive)],
+    ids=["before-it-trains", "while-it-trains"],
+)
 def test_where_the_launching_process_is_killed_its_ranks_end(tmp_path: Path, text_file: Path, *, trains: bool) -> None:
     process = start(tmp_path, text_file, "lora", "--max-steps", "2000", "--set", "save_steps=5000")
     if trains:

@@ -51,6 +51,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "variant",
     [

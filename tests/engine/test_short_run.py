@@ -13,7 +13,7 @@ from tests.conftest import Quick, read_json_lines
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param("resident", marks=[pytest.mark.bf16, pytest.mark.slow]),
+        pytest.param("resident", marks=[pytest.mark.bf16, pytest.mark.exhaustive]),
         pytest.param("lora", marks=[pytest.mark.slow]),
     ],
 )

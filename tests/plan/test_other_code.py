@@ -196,7 +196,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tracing
 def test_a_loss_in_chunks_is_what_was_traced(folder: Path, worker: Worker) -> None:
     """Would notice: a loss in chunks that is traced and not written, one that saves nothing, one proposed beside

@@ -380,7 +380,7 @@ SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=rows, process
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trl_has_a_name_of_its_own_for_no_padding(run: Run) -> None:
     """Would notice: TRL's Trainer, which cannot train the batch that is offered; a line that it does not take, such as
     one that leaves it a max_length, or has rows that it cut before no longer cut; what is offered though it needs no

@@ -37,9 +37,8 @@ WRITTEN: Final = JOBS / "written"
 ALL: Final[dict[str, dict[str, Any]]] = json.loads((JOBS / "jobs.json").read_text())
 ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
 KEPT: Final = {
-    "causal_lm_blocks", "flag_embedder_base", "lora_chat", "lora_merge", "lora_torchao", "own_module", "qlora",
-    "qwen_vl_sft", "resume_bart", "sentiment", "summarization", "trl_dpo_lora", "trl_grpo_lora",
-    "trl_sft_packing_eval", "wav2vec2_ctc",
+    "lora_chat", "lora_merge", "own_module", "qlora", "qwen_vl_sft", "resume_bart", "sentiment", "summarization",
+    "trl_dpo_lora", "trl_grpo_lora", "trl_sft_packing_eval",
 }  # fmt: skip
 """One of each kind of model, data, adapter and trainer; the others run with `--exhaustive`."""
 PLAIN: Final = some([name for name in ALL if name not in ENGINES], *sorted(KEPT))

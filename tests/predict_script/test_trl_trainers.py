@@ -73,6 +73,7 @@ def test_a_share_that_is_too_small_for_the_weights_is_named() -> None:
     assert "vllm_gpu_memory_utilization=0.3 is 7.05 GiB; give more than 0.35" in found.why
 
 
+@pytest.mark.exhaustive
 def test_a_script_with_vllm_is_predicted_where_vllm_is_not_installed(
     worker: Worker,
     folder: Path,

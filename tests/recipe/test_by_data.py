@@ -145,7 +145,7 @@ def tiny(path: Path, **changes: Any) -> str:
     return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_verdict_variant_and_advice_are_of_the_worst_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ def test_the_cheapest_checkpointing_that_is_predicted_to_fit(chooses: Recipe, ma
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recipe, machine: Machine) -> None:
     least = resolve(chooses, machine, Request(variant="lora"), use_hub=False)
     small = with_gpu_of(machine, needs(predicted(least)))

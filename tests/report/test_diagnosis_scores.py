@@ -29,7 +29,7 @@ def test_tune_half() -> None:
     _assert_good(score(runs("tune"), diagnose), detection=0.95, alarms=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_held_out_half() -> None:
     _assert_good(score(runs("held-out"), diagnose), detection=0.95, alarms=0.02)
 

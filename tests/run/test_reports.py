@@ -82,7 +82,7 @@ Trainer(model, arguments, train_dataset=rows).train()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_prediction_stands_beside_what_is_measured(start: Start, tmp_path: Path) -> None:
     """Finds: a prediction in the script's own process, or that no report sees; one that fails and stops the run."""
     (tmp_path / "tiny.py").write_text(PREDICTED)
