@@ -34,18 +34,18 @@ _LENT = (
 )  # fmt: skip
 _VERSION = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - read by earlier versions of Python, too
 is_booted = False
-"""Whether this process was started so."""
+"""Whether this process is a command line that was started through this file."""
 
 _COMPILED = ("pydantic", "pydantic_core")
-"""Of these, those that are made for one version of Python."""
+"""Those of `_LENT` that work with one version of Python only."""
 
 PLACE = "MEMKIT_LENDS"
-"""The variable that says where they lie: memkit's own version of Python and its folder of packages, such as
-`3.12:/own/lib/python3.12/site-packages`."""
+"""The environment variable that says where `_LENT` lies: memkit's own version of Python and its folder of packages,
+such as `3.12:/own/lib/python3.12/site-packages`."""
 
 
 def command(*arguments: str, python: str = sys.executable) -> list[str]:
-    """How a process of that Python runs memkit, or with `-m` a module of it."""
+    """The command by which that Python runs `memkit ARGUMENTS`, or with `-m` a module of memkit."""
     return [python, BOOT, *arguments]
 
 
@@ -69,17 +69,18 @@ def place_of(file: str) -> str:
 
 
 def places() -> list[str]:
-    """Where the packages of memkit's own environment lie, if this process was started so."""
+    """The folder of `PLACE` in a command line that was started through this file; else none."""
     _, _, place = os.environ.get(PLACE, "").partition(":")
     return [place] if place and is_booted else []
 
 
 def missing(package: str | None) -> str:
-    """Why a package of memkit's own is not there, in words; empty: it is no such package."""
-    if not is_booted or package not in _LENT:
+    """What to say if Python finds no such package, and memkit could not lend its own; empty: it is another package."""
+    if not places() or package not in _LENT:
         return ""
+    version = os.environ[PLACE].partition(":")[0]
     return (
-        f"{sys.executable}: no {package}. memkit's own is made for Python {os.environ[PLACE].partition(':')[0]}. "
+        f"{sys.executable}: no {package}, and memkit's own is made for Python {version}. "
         f"Type: {sys.executable} -m pip install {package}"
     )
 

@@ -24,7 +24,7 @@ from hf_memkit.boot import OLDEST_PYTHON
 from hf_memkit.compat import OLDEST
 from hf_memkit.errors import InputError
 
-__all__ = ["Environment", "find_environment", "python_of", "refuse_too_old", "refuse_too_old_here"]
+__all__ = ["Environment", "find_environment", "missing_here", "python_of", "refuse_too_old", "refuse_too_old_here"]
 
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
 _LIMIT_S: Final = 60.0
@@ -102,6 +102,15 @@ def refuse_too_old_here() -> None:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     refuse_too_old(found, sys.executable, sys.executable)
+
+
+def missing_here() -> str:
+    """Why a verb finds no library that trains, in words; empty: they are all there."""
+    try:
+        refuse_too_old_here()
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str) -> None:

@@ -15,6 +15,7 @@ import typer
 from hf_memkit import boot
 from hf_memkit._version import __version__
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
+from hf_memkit.environments import missing_here
 from hf_memkit.errors import MemkitError, did_you_mean
 from hf_memkit.run_script import ScriptRun
 
@@ -174,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if not (said := boot.missing(error.name)):
+        if not (said := boot.missing(error.name) or missing_here()):
             raise
         print(f"memkit: error: {said}", file=sys.stderr)
         return 2

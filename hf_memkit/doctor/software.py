@@ -56,7 +56,7 @@ def _requirements() -> tuple[SpecifierSet, dict[str, Requirement], list[Requirem
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         python, own = project["requires-python"], [Requirement(text) for text in project["dependencies"]]
         trains = [Requirement(text) for text in project["optional-dependencies"]["train"]]
-    return SpecifierSet(python), {each.name: each for each in trains}, [] if boot.is_booted else own
+    return SpecifierSet(python), {each.name: each for each in trains}, [] if boot.places() else own
 
 
 def _python(supported: SpecifierSet) -> Check:

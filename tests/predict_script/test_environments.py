@@ -170,7 +170,10 @@ def test_without_the_libraries_a_line_says_what_to_do(own: Path, tmp_path: Path)
     (tmp_path / "args.yaml").write_text("output_dir: out\nper_device_batch_size: 3\n")
     (tmp_path / "base" / "bin").mkdir(parents=True)
     (tmp_path / "base" / "bin" / "python").symlink_to(sys.base_prefix + "/bin/python3")
-    for words in (["predict", "train.py", "--gpu", "T4"], ["run", "train.py"], ["recipe", "gpt2-on-16gb"]):
+    for words in (
+        ["predict", "train.py", "--gpu", "T4"], ["run", "train.py"], ["recipe", "gpt2-on-16gb"],
+        ["preset", "show", "resident"], ["ds", "show", "zero2", "--model", "gpt2"],
+    ):  # fmt: skip
         ended = typed(own, tmp_path, *words, CONDA_PREFIX=str(tmp_path / "base"))
         assert ended.returncode == 2 and ended.stdout == "", ended
         assert ended.stderr.count("\n") == 1 and "no torch, no transformers" in ended.stderr, ended.stderr
@@ -235,6 +238,8 @@ def test_a_library_that_is_too_old_is_named_with_the_oldest_that_works() -> None
     said = str(raised.value)
     assert f"transformers 4.40.2 is too old: memkit needs {OLDEST['transformers']} or later" in said
     assert "no accelerate" in said and "/there/bin/python -m pip install" in said
+    page = (ROOT / "docs" / "your-tools.md").read_text()
+    assert all(f"{name} {oldest}" in page for name, oldest in OLDEST.items()), "the page names others"
 
 
 @pytest.mark.slow
