@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import statistics
 import subprocess
@@ -14,6 +15,20 @@ from hf_memkit.memory.records import steps
 
 CASE_S: Final = 170  # a case that takes longer is stopped, and measured by the steps it made
 WARM_UP_STEPS: Final = 2  # compilation, first allocations; left out of the step time
+
+
+TURN: Final = "MEMKIT_BENCHMARK_TURN"
+"""Variable with the file whose lock a measured process holds while it uses the GPU."""
+
+
+def take_gpu() -> None:
+    """Waits until no other measured process uses the GPU, and keeps it until this process ends.
+
+    Several cases may start at once, because libraries and models load on the CPU; they train one after another.
+    """
+    if path := os.environ.get(TURN):
+        turn = os.open(path, os.O_RDWR | os.O_CREAT)  # never closed: its end gives the turn back
+        fcntl.flock(turn, fcntl.LOCK_EX)
 
 
 def run_child(

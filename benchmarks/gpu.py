@@ -3,7 +3,10 @@
     python benchmarks/gpu.py                           # what is not measured yet, most valuable first; exit code 1:
                                                        # time was up, run it again to go on
     python benchmarks/gpu.py --section deepspeed       # one section; --list shows its cases
+    python benchmarks/gpu.py --at-once 3               # libraries load beside another case's training: memory only
     python benchmarks/gpu.py --rehearse                # the same path on a CPU; never evidence
+    python benchmarks/gpu.py --predict-for "H100 80GB" --ram 128GB --cpus 16
+                                                       # on any machine: what section predict will be compared with
     .venv/bin/python scripts/docs.py                  # every table, from the results
 
 Every case runs in a process of its own. Its result is written to `benchmarks/results/SECTION.json` as soon as it is
@@ -15,10 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -33,12 +40,14 @@ from benchmarks import (
     report_section,
     techniques_section,
 )
-from benchmarks.children import CASE_S
+from benchmarks.children import CASE_S, TURN
 from benchmarks.provenance import RESULTS, provenance
-from hf_memkit.hardware import this_machine, use_one_gpu
+from hf_memkit.hardware import Machine, described_machine, this_machine, use_one_gpu
 
 SLICE_S: Final = 8 * 60  # no case starts after this, so that a slice ends within nine minutes
 STEPS: Final = 12
+PREDICTED: Final = "predicted"
+"""Status of a case that was predicted and not measured yet."""
 
 SECTIONS: Final[Mapping[str, ModuleType]] = {
     "predict": predict_section,
@@ -71,25 +80,87 @@ def case_limit_s(section: str, case: Any) -> float:
 
 
 def run_section(
-    section: str, path: Path, *, on_cpu: bool, max_steps: int, only: str | None, section_s: float = SLICE_S
+    section: str,
+    path: Path,
+    *,
+    on_cpu: bool,
+    max_steps: int,
+    only: str | None,
+    section_s: float = SLICE_S,
+    at_once: int = 1,
 ) -> int:
-    """Measures the cases of a section that have no result yet; 0 if all of them then have one, 1 if time ran out."""
+    """Measures the cases of a section that have no measurement yet; 0 if all of them then have one, 1 if time ran out.
+
+    Several `at_once` wait for one another before they use the GPU (`children.take_gpu`). Their libraries load at the
+    same time, which slows the host of the one that trains: rows then have no times.
+    """
     started = time.monotonic()
     rows = load_results(path)
-    for case in SECTIONS[section].cases():
-        if case.name in rows or (only is not None and only not in case.name):
-            continue
-        if time.monotonic() - started + case_limit_s(section, case) > section_s:
-            print(f"time is up before {case.name}; run it again to go on")
-            return 1
-        measured = SECTIONS[section].measure(case, on_cpu=on_cpu, max_steps=max_steps)
+    writing, time_is_up = threading.Lock(), threading.Event()
+
+    def measure(case: Any) -> None:
+        before = rows.get(case.name)
+        if (before is not None and before["status"] != PREDICTED) or (only is not None and only not in case.name):
+            return
+        if time_is_up.is_set() or time.monotonic() - started + case_limit_s(section, case) > section_s:
+            if not time_is_up.is_set():
+                print(f"time is up before {case.name}; run it again to go on")
+            time_is_up.set()
+            return
+        known = {"before": before} if before is not None else {}
+        measured = SECTIONS[section].measure(case, on_cpu=on_cpu, max_steps=max_steps, **known)
         row = {"case": case.name, **asdict(case), **measured, **provenance()}
-        rows[case.name] = row
-        flush(path, section, rows, rehearsal=on_cpu)
+        if at_once > 1:
+            row = without_times(row)
+        with writing:
+            rows[case.name] = row
+            flush(path, section, rows, rehearsal=on_cpu)
         peak = f"{row['peak_allocated_gib']:.2f} GiB" if "peak_allocated_gib" in row else "no peak"
-        print(
-            f"{case.name}: {row['status']}, {peak}, {row.get('wall_time_s', 0):.0f} s {row.get('why', '')}", flush=True
-        )
+        took = f"{measured.get('wall_time_s', 0):.0f} s"
+        print(f"{case.name}: {row['status']}, {peak}, {took} {row.get('why', '')}", flush=True)
+
+    if at_once == 1:
+        for case in SECTIONS[section].cases():
+            measure(case)
+        return int(time_is_up.is_set())
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
+        os.environ[TURN] = str(Path(folder) / "turn")
+        try:
+            for done in [pool.submit(measure, case) for case in SECTIONS[section].cases()]:
+                done.result()
+        except BaseException:
+            time_is_up.set()  # what has not begun will not
+            raise
+    return int(time_is_up.is_set())
+
+
+def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what it says of speed."""
+    kept = {key: value for key, value in row.items() if key not in ("step_time_ms", "tokens_per_s", "wall_time_s")}
+    if "errors" in kept:
+        kept["errors"] = {key: value for key, value in kept["errors"].items() if key != "step_time"}
+    if "runs" in kept:
+        kept["runs"] = {key: without_times(run) for key, run in kept["runs"].items()}
+    return kept
+
+
+def predict_section_for(machine: Machine, path: Path, only: str | None) -> int:
+    """Writes predictions of section `predict` for a machine that need not be this one."""
+    rows = load_results(path)
+    for case in predict_section.cases():
+        if (
+            case.kind in ("calibrate", "script", "history")
+            or case.name in rows
+            or (only is not None and only not in case.name)
+        ):
+            continue
+        found = predict_section.predicted(case, machine, on_cpu=False)
+        rows[case.name] = {
+            "case": case.name, **asdict(case), "status": PREDICTED, **found, "predicted_on": provenance()
+        }  # fmt: skip
+        flush(path, "predict", rows, rehearsal=False)
+        said = found.get("why_not_predicted") or f"{found['prediction']['peak_allocated_gib']:.2f} GiB"
+        print(f"{case.name}: {said}, {found['predicted_s']:.0f} s", flush=True)
     return 0
 
 
@@ -101,6 +172,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps a case")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--rehearse", action="store_true", help="run the path on a CPU; never evidence")
+    parser.add_argument("--slice", type=float, default=SLICE_S, metavar="SECONDS", help="when a slice ends")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="load N cases together, for memory only")
+    parser.add_argument("--predict-for", metavar="GPU", help="only predict section predict, for this GPU")
+    parser.add_argument("--ram", help="that machine's RAM")
+    parser.add_argument("--cpus", type=int, help="that machine's CPU cores")
     parser.add_argument("--child", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     use_one_gpu()
@@ -110,15 +186,25 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(str(case) for section in sections for case in SECTIONS[section].cases()))
         return 0
+    if options.predict_for:
+        machine = described_machine(options.predict_for, None, options.ram, None, option="--predict-for")
+        machine = replace(machine, cpu_count=options.cpus or machine.cpu_count)
+        return predict_section_for(machine, options.out / "predict.json", options.only)
     if not options.rehearse and this_machine().gpu is None:
         print("benchmarks/gpu.py: this machine has no CUDA GPU; nothing was measured", file=sys.stderr)
         return 2
-    until = time.monotonic() + SLICE_S
+    until = time.monotonic() + options.slice
     for section in sections:
         path = options.out / f"{section}{'-rehearsal' * options.rehearse}.json"
         left = until - time.monotonic()
         if run_section(
-            section, path, on_cpu=options.rehearse, max_steps=options.steps, only=options.only, section_s=left
+            section,
+            path,
+            on_cpu=options.rehearse,
+            max_steps=options.steps,
+            only=options.only,
+            section_s=left,
+            at_once=options.at_once,
         ):
             return 1
     return 0

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.children import take_gpu
 from hf_memkit.prediction import gpu_memory
 from hf_memkit.units import MIB
 
@@ -23,6 +24,7 @@ _SHAPES: Final = ((4, 16, 16, 2048, 64), (2, 32, 8, 4096, 128), (8, 12, 12, 1024
 
 def run(folder: Path) -> int:
     """Writes `result.json`: a figure, or why it could not be taken, for each question."""
+    take_gpu()
     found: dict[str, Any] = {}
     for name, question in _QUESTIONS.items():  # the context first: it must be the first thing on the GPU
         try:

@@ -25,6 +25,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from transformers.trainer_utils import set_seed
 
     from benchmarks.allocator_history import record_history
+    from benchmarks.children import take_gpu
     from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
@@ -33,10 +34,12 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from hf_memkit.setup import Setup
 
     on_cpu: bool = job["on_cpu"]
+    setup = Setup.from_json(job["setup"])
+    model = None if "model.quantization" in setup else build_model(setup)  # on the CPU, beside another case's training
+    take_gpu()
     if job["cap_bytes"] is not None and not on_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, job["cap_bytes"] / total))
-    setup = Setup.from_json(job["setup"])
     records = job["history"] and not on_cpu
     recording = record_history(folder / "history.json.gz") if records else contextlib.nullcontext()
     with recording:
@@ -44,7 +47,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
             train.require_packages(setup)
             arguments = train.build_arguments(setup, own_arguments(folder, job))
             set_seed(arguments.seed)
-            model = build_model(setup)
+            model = build_model(setup) if model is None else model
             train.install_model_parts(model, setup)
             options = train.trainer_options(setup, model=model, arguments=arguments)
         except MemkitError as error:
@@ -52,14 +55,14 @@ def run(folder: Path, job: dict[str, Any]) -> int:
         options.setdefault("data_collator", default_data_collator)
         rows = rows_for(SetupTraining(setup, job["length"]), setup, model)  # as predicted, padding included
         size = arguments.per_device_train_batch_size
-        data = rows(size, job["max_steps"] * size * arguments.gradient_accumulation_steps)
+        data = as_tensors(rows(size, job["max_steps"] * size * arguments.gradient_accumulation_steps))
         trainer = Trainer(model=model, args=arguments, train_dataset=data, **options)
         del model
         attach(trainer, output_dir=folder, summary=False, html=False)
         trainer.train()
         if job["evaluates"]:
             size = arguments.per_device_eval_batch_size
-            trainer.evaluate(rows(size, 2 * size))
+            trainer.evaluate(as_tensors(rows(size, 2 * size)))
         found: dict[str, Any] = {"expected_steps": trainer.state.global_step}
         if torch.cuda.is_available():
             found["reserved_at_end_gib"] = torch.cuda.memory_reserved() / GIB
@@ -67,6 +70,24 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return write(folder, {**found, "optimizer_class": type(optimizer).__name__})
+
+
+def as_tensors(rows: Any) -> Any:
+    """The same rows, converted once: an image as nested lists takes longer to put into a batch than to train on."""
+    import torch
+
+    from hf_memkit.prediction.child.inputs import Rows
+
+    if not isinstance(rows, Rows):
+        return rows
+    made: dict[tuple[int, ...], dict[str, Any]] = {}
+    found = []
+    for row in (rows[index] for index in range(len(rows))):
+        key = tuple(map(id, row.values()))  # copies of a row share its values
+        if key not in made:
+            made[key] = {name: torch.as_tensor(value) for name, value in row.items()}
+        found.append(made[key])
+    return found
 
 
 def own_arguments(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +123,8 @@ def build_model(setup: Any) -> Any:
             model = getattr(transformers, setup["model.class"])(config)
         else:
             model = train.build_model(setup, print, random_weights=True)
+    if hasattr(model, "tie_weights"):  # `no_init_weights` leaves that out too; adapters have tied ones already
+        model.tie_weights()
     fill(model)
     return model
 

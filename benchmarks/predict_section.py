@@ -2,8 +2,8 @@
 
 A case's setup is predicted by the real `predict` on the machine that then trains it, with random weights and made-up
 data of the predicted shape. Evidence has both side by side: peaks by phase, reserved, what the process holds outside
-the allocator, categories. Some cases record the allocator's history too, which the model of the allocator replays; the
-`edge` cases are trained twice, in the predicted smallest cap, which must do, and in a little less, which must not.
+the allocator, categories. `history` cases record the allocator's history, which the model of the allocator replays;
+the `edge` cases are trained twice, in the predicted smallest cap, which must do, and in a little less, which must not.
 
 `summary` says how far predictions were off, and names every setup that was said to fit and did not.
 """
@@ -11,8 +11,11 @@ the allocator, categories. Some cases record the allocator's history too, which 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,15 +24,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.children import run_child
+from benchmarks.children import run_child, summarize
+from benchmarks.deepspeed_section import build_operators
 from benchmarks.predict_cases import MODELS, Case
 from benchmarks.predict_cases import cases as cases
-from benchmarks.techniques_section import NOT_ON_CPU, conclude
+from benchmarks.techniques_section import NOT_ON_CPU, conclude, phase_peaks
 from hf_memkit.errors import MemkitError
+from hf_memkit.gpu_rates import rates_of
 from hf_memkit.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.job import Job
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.models import ModelFacts, describe
+from hf_memkit.prediction.running_scripts import script_request
+from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, as_script
+from hf_memkit.prediction.split_states import is_split
+from hf_memkit.prediction.step_time import step_time
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques import ledger
@@ -57,11 +68,20 @@ def case_limit_s(case: Case) -> float:
     return _LARGE_CASE_S if case.model == "llama-8b" or case.kind == "edge" or "qlora" in case.techniques else _CASE_S
 
 
-def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
-    """Predicts one case, trains it in a child process, and returns the evidence."""
+def measure(case: Case, *, on_cpu: bool, max_steps: int, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Predicts one case, trains it in a child process, and returns the evidence.
+
+    Args:
+        case: what is trained.
+        on_cpu: whether it is a rehearsal.
+        max_steps: optimizer steps, at most `STEPS`.
+        before: what `predicted` gave, here or on another machine; None: it is predicted now.
+    """
     started = time.monotonic()
     if case.kind == "calibrate":
         return {**_calibrated(case, on_cpu=on_cpu), "wall_time_s": time.monotonic() - started}
+    if case.kind == "script":
+        return {**_ran_script(case, on_cpu=on_cpu), "wall_time_s": time.monotonic() - started}
     missing = _missing(case)
     if missing:
         return {"status": "refused", "why": f"{', '.join(missing)} is not installed"}
@@ -70,25 +90,50 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
     machine = this_machine()
     if on_cpu:
         machine = replace(machine, gpu=gpu_of_size("16GB"))
-    try:
-        setup, facts = make_setup(ran, machine, on_cpu=on_cpu)
-        if setup.problems:
-            return {"status": "refused", "why": "; ".join(setup.problems)}
-        prediction = _predicted(ran, setup, facts, machine, on_cpu=on_cpu)
-    except MemkitError as error:
-        return {"status": "refused", "why": str(error)}
-    predicted_s = time.monotonic() - started
-    train = {"setup": setup, "on_cpu": on_cpu, "max_steps": min(max_steps, STEPS)}
-    found = _at_the_edge(ran, prediction, train) if case.kind == "edge" else _trained(ran, train)
+    if case.kind == "history":
+        setup = make_setup(ran, machine, on_cpu=on_cpu)[0]
+        found = _trained(ran, {"setup": setup, "on_cpu": on_cpu, "max_steps": min(max_steps, STEPS)})
+        return {**found, "wall_time_s": time.monotonic() - started}
+    predicting = before if before is not None else predicted(ran, machine, on_cpu=on_cpu)
+    if "setup" not in predicting:
+        return {"status": "refused", "why": predicting["why_not_predicted"]}
+    prediction = predicting.get("prediction")
+    train = {"setup": Setup.from_json(predicting["setup"]), "on_cpu": on_cpu, "max_steps": min(max_steps, STEPS)}
+    if case.kind != "edge":
+        found = _trained(ran, train)
+    elif prediction is not None:
+        found = _at_the_edge(ran, prediction, train)
+    else:
+        return {"status": "refused", "why": predicting["why_not_predicted"]}
+    kept = ("setup", "prediction", "why_not_predicted", "predicted_step_s", "predicted_s", "predicted_on")
     return {
         **found,
         **({"not_rehearsed": skipped} if skipped else {}),
-        "prediction": prediction.to_json(),
-        "predicted_s": predicted_s,
-        "setup": setup.to_json(),
-        "errors": errors(prediction.to_json(), found),
+        **{key: predicting[key] for key in kept if key in predicting},
+        "errors": errors(prediction, found, predicting.get("predicted_step_s")) if prediction is not None else {},
         "wall_time_s": time.monotonic() - started,
     }
+
+
+def predicted(case: Case, machine: Machine, *, on_cpu: bool) -> dict[str, Any]:
+    """What a user of `machine` would be told: `setup`, `prediction`, `predicted_step_s` (low, middle and high).
+
+    Beside them `predicted_s`, how long that took; `why_not_predicted` where memkit refuses.
+    """
+    started = time.monotonic()
+    result: dict[str, Any] = {}
+    try:
+        setup, facts = make_setup(case, machine, on_cpu=on_cpu)
+        if setup.problems:
+            return {"why_not_predicted": "; ".join(setup.problems), "predicted_s": time.monotonic() - started}
+        result["setup"] = setup.to_json()
+        prediction = _predicted(case, setup, facts, machine, on_cpu=on_cpu)
+        result["prediction"] = prediction.to_json()
+        seconds = _step_seconds(case, setup, machine, on_cpu=on_cpu)
+        result |= {"predicted_step_s": seconds} if seconds is not None else {}
+    except MemkitError as error:
+        result["why_not_predicted"] = str(error)
+    return {**result, "predicted_s": time.monotonic() - started}
 
 
 def _missing(case: Case) -> list[str]:
@@ -124,11 +169,15 @@ def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[Setup, Mo
     return setup.with_rows(*ledger.rows(setup)).made_by(case.techniques), facts
 
 
-def errors(prediction: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
+def errors(
+    prediction: Mapping[str, Any], found: Mapping[str, Any], step_s: Sequence[float] | None = None
+) -> dict[str, float]:
     """Predicted over measured, less one: `peak_allocated`; `peak_reserved`, which is nought between both ends of the
     predicted range, otherwise from the nearer one; `total`, of the higher end with what lies outside the allocator;
-    and `allocated_PHASE`. What was not measured is absent."""
+    `allocated_PHASE`; and `step_time`, of the middle of `step_s`. What was not measured is absent."""
     result: dict[str, float] = {}
+    if step_s is not None and (measured := found.get("step_time_ms")):
+        result["step_time"] = 1000 * step_s[1] / measured - 1
     if measured := found.get("peak_allocated_gib"):
         result["peak_allocated"] = prediction["peak_allocated_gib"] / measured - 1
     low, high = prediction["peak_reserved_gib"]
@@ -172,7 +221,7 @@ class Summary:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
     """Of the `cases` of an evidence file."""
-    trained = [row for row in rows if row.get("kind") == "train" and "prediction" in row]
+    trained = [row for row in rows if row.get("kind") in ("script", "train") and "prediction" in row]
     off = {row["case"]: abs(row["errors"]["peak_allocated"]) for row in trained if "peak_allocated" in row["errors"]}
     reserved = [abs(row["errors"]["peak_reserved"]) for row in trained if "peak_reserved" in row["errors"]]
     edges = [row for row in rows if row.get("kind") == "edge" and "runs" in row]
@@ -211,6 +260,24 @@ def _predicted(case: Case, setup: Setup, facts: ModelFacts | None, machine: Mach
     return predict(replace(setup, job=Job(facts, machine, micro_batch, length)))
 
 
+def _step_seconds(case: Case, setup: Setup, machine: Machine, *, on_cpu: bool) -> list[float] | None:
+    """Low, middle and high seconds of an optimizer step; None where an engine splits it, or the GPU has no rates."""
+    gpu = machine.gpu
+    rates = rates_of(gpu.name) if gpu is not None else None
+    if gpu is None or gpu.capability is None or rates is None or is_split(setup):
+        return None
+    request = replace(script_request(SETUP_SCRIPT, machine, os.environ, gpus=1, nodes=1), work=True)
+    with as_script(SetupTraining(setup, case.shape(on_cpu=on_cpu)[1])) as script:
+        content, _ = shared_worker().run(replace(request, script=script))
+    if content is None or "trace" not in content:
+        return None
+    work = Trace.from_json(content["trace"]).work
+    assert work is not None
+    begin, end = content["about"]["work_steps"][-1][1:]
+    step = step_time(work, rates, capability=gpu.capability, span=(begin, end), micro_batches=case.accumulation)
+    return list(step.seconds)
+
+
 # ---- measuring ----
 
 
@@ -223,9 +290,11 @@ def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None)
         job = {
             "case": asdict(case), "on_cpu": on_cpu, "max_steps": train["max_steps"], "setup": setup.to_json(),
             "length": case.shape(on_cpu=on_cpu)[1], "cap_bytes": cap_bytes, "evaluates": case.evaluates,
-            "history": case.history,
+            "history": case.kind == "history",
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job))
+        if "deepspeed.config" in setup:
+            build_operators(setup["deepspeed.config"], on_cpu=on_cpu)
         environment = {key: str(value) for key, value in setup.section("environment").items()}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if on_cpu else {}
         outcome, output = run_child("predict", str(folder), environment, limit_s=case_limit_s(case))
@@ -236,6 +305,34 @@ def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None)
         return found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ran_script(case: Case, *, on_cpu: bool) -> dict[str, Any]:
+    """`memkit run --predict` of a user's script, by the record that it leaves."""
+    with tempfile.TemporaryDirectory(prefix="memkit-benchmark-") as folder:
+        options = {"output_dir": folder, "max_steps": STEPS, "report_to": "none", "save_strategy": "no"}
+        options |= {"per_device_train_batch_size": case.shape(on_cpu=on_cpu)[0], **case.arguments}
+        options |= {"use_cpu": True} if on_cpu else {}
+        script = str(Path(__file__).with_name("gpu_script.py"))
+        command = [sys.executable, "-m", "hf_memkit", "run", script, "--predict", "--"]
+        for name, value in options.items():
+            command += [f"--{name}", str(value)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=case_limit_s(case))
+        if ran.returncode != 0:
+            tail = " | ".join(line for line in (ran.stdout + ran.stderr).splitlines()[-8:] if line.strip())
+            return {"status": "failed", "why": f"exit code {ran.returncode}: {tail[-1500:]}"}
+        return of_record(Path(folder) / "memory-rank0.jsonl")
+
+
+def of_record(path: Path) -> dict[str, Any]:
+    """What was predicted and measured, by the record of a run that ended well."""
+    records = read_records(path)
+    made = steps(records)
+    found = {"status": "fits", **summarize(made), "phases": phase_peaks(made), **_by_record(path.parent)}
+    prediction = next(record.get("prediction") for record in records if record["kind"] == "run")
+    if prediction is None:  # a rehearsal: there is no GPU to predict for
+        return found
+    return {**found, "prediction": prediction, "errors": errors(prediction, found)}
 
 
 def _by_record(folder: Path) -> dict[str, Any]:
@@ -279,9 +376,9 @@ def _replayed(path: Path, case: Case) -> dict[str, Any]:
     }
 
 
-def _at_the_edge(case: Case, prediction: Prediction, train: Mapping[str, Any]) -> dict[str, Any]:
+def _at_the_edge(case: Case, prediction: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, Any]:
     """In the predicted smallest cap, and in less. On a CPU, where nothing has a cap, both complete."""
-    cap = prediction.smallest_cap_bytes
+    cap = round(prediction["smallest_cap_gib"] * GIB)
     runs = {"at_smallest_cap": _trained(case, train, cap), "below": _trained(case, train, int(BELOW * cap))}
     first = runs["at_smallest_cap"]
     as_predicted = first["status"] == "fits" and runs["below"]["status"] == "does not fit"

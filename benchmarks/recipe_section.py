@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import judge, run_child
+from benchmarks.children import judge, run_child, take_gpu
 from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.memory.records import read_records
@@ -56,6 +56,7 @@ def prepare(case: Case, folder: str, *, on_cpu: bool, max_steps: int) -> RecipeR
     if resolved.problems:
         return "; ".join(resolved.problems)
     if not on_cpu:
+        resolved = resolved.put("model.random_weights", True, "the benchmark")
         return RecipeRun(case.recipe, case.variant, resolved)
     rehearsed = rehearse(load_recipe(case.recipe), resolved)
     return RecipeRun(case.recipe, case.variant, rehearsed.setup, resolved, rehearsed.not_rehearsed)
@@ -92,12 +93,14 @@ def write_job(folder: Path, case: dict[str, Any], job: RecipeRun) -> None:
 def child(folder: str) -> int:
     """The measured process: caps the allocator, then runs the job that `measure` left in `folder`."""
     import torch
+    from transformers import AutoModelForCausalLM, Trainer  # noqa: F401  (loads the libraries beside another case)
 
     from hf_memkit.recipe.ranks import Ranks
     from hf_memkit.recipe.run import run
 
     content = json.loads((Path(folder) / "job.json").read_text())
     case, job = Case(**content["case"]), RecipeRun.from_json(content["run"])
+    take_gpu()
     if not job.is_rehearsal:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, case.cap_gib * GIB / total))

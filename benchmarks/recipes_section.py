@@ -1,29 +1,34 @@
 """Section `recipes`: every variant of every recipe at full size, under the cap of its own GPU, with random weights.
 
-The evidence of a case holds what was predicted for it beside what was measured; `scripts/recipe_docs.py` puts both
-into recipes/README.md. A recipe for several GPUs is refused here: one is what this section has.
+The evidence of a case holds what was predicted for it (`recipes/predictions.json`, where it has the case) beside what
+was measured; `scripts/recipe_docs.py` puts both into recipes/README.md. A recipe for several GPUs is refused: one is
+what this section has.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import recipe_section
 from benchmarks.children import judge, run_child
+from benchmarks.deepspeed_section import build_operators
 from hf_memkit import resources
-from hf_memkit.errors import MemkitError
+from hf_memkit.errors import InputError, MemkitError
 from hf_memkit.hardware import this_machine
 from hf_memkit.memory.records import read_records
 from hf_memkit.prediction import Prediction
-from hf_memkit.recipe.choose import choose, resolve
+from hf_memkit.recipe.choose import choose, predicted, resolve
+from hf_memkit.recipe.predictions import predicted_beforehand
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.run import RecipeRun
-from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
@@ -32,6 +37,8 @@ STEPS: Final = 5
 """Optimizer steps: the peak is reached in the second; an 8 B model takes most of a case's time to be built."""
 
 CASE_S: Final = 400
+_PREPARING: Final = threading.Lock()
+"""Cases that are started together are resolved one after another."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,21 @@ def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[RecipeRun, Predic
     request = Request(variant=case.variant, max_steps=STEPS, output=folder, arguments=quiet)
     machine = this_machine(folder).with_gpu(case.gpu)
     if not on_cpu:  # what is predicted not to fit runs all the same: the prediction is what is tried
-        setup, prediction = choose(recipe, machine, request, use_hub=False)
+        setup, prediction = choose(recipe, machine, request, use_hub=False, judge=partial(_judged, recipe))
+        setup = setup.put("model.random_weights", True, "the benchmark")
         return RecipeRun(case.recipe, case.variant, setup), prediction
     setup = resolve(recipe, machine, request, use_hub=False)
     rehearsed = rehearse(recipe, setup)
     job = RecipeRun(case.recipe, case.variant, rehearsed.setup, setup, rehearsed.not_rehearsed)
     return job, None
+
+
+def _judged(recipe: Recipe, setup: Setup) -> Prediction:
+    """As it was predicted when the recipe was released, else a prediction of today."""
+    try:
+        return predicted_beforehand(recipe, setup)
+    except InputError:
+        return predicted(setup)
 
 
 def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
@@ -79,7 +95,8 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
     facts = {"recipe": case.recipe, "variant": case.variant, "bf16": case.gpu.bf16, "checkpointing": ""}
     try:
         try:
-            prepared = prepare(case, folder, on_cpu=on_cpu)
+            with _PREPARING:
+                prepared = prepare(case, folder, on_cpu=on_cpu)
         except MemkitError as error:
             prepared = str(error)
         if isinstance(prepared, str):
@@ -87,6 +104,8 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         job, prediction = prepared
         facts["checkpointing"] = checkpointing_of(job.target or job.setup, case.recipe)
         recipe_section.write_job(Path(folder), asdict(case), job)
+        if "deepspeed.config" in job.setup:
+            build_operators(job.setup["deepspeed.config"], on_cpu=on_cpu)
         environment = {key: str(value) for key, value in job.setup.section("environment").items()}
         outcome, output = run_child("recipes", folder, environment, limit_s=CASE_S)
         path = Path(folder) / "memory-rank0.jsonl"

@@ -23,7 +23,7 @@ import psutil
 from hf_memkit.compat import torch_has_cuda
 from hf_memkit.errors import InputError
 from hf_memkit.gpu_rates import VARIANTS, rates_of
-from hf_memkit.known_gpus import KNOWN_GPUS, VISIBLE_SHARE
+from hf_memkit.known_gpus import KNOWN_GPUS, VISIBLE_SHARE, KnownGpu
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 from hf_memkit.user_files import user_path
@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 CONTEXT_BYTES = 500 * MIB
-"""What the CUDA context and loaded kernels take outside PyTorch's allocator. Assumed, not calibrated: it differs by
-GPU, driver and torch (300 to 600 MiB is usual), and no measurement of ours stands behind it yet."""
+"""What the CUDA context and loaded kernels take outside PyTorch's allocator where that is not known of the GPU
+(`KnownGpu.context_mib`). Assumed: it differs by GPU, driver and torch, and 300 to 600 MiB is usual."""
 
 SLOW_BF16 = 4.0
 """From this `bf16_slowdown()` on a CPU is one without bf16 instructions: with them it is below 1, without above 20."""
@@ -58,7 +58,7 @@ class Gpu:
     Attributes:
         name: as people call it.
         capacity_bytes: what PyTorch reports as its total.
-        context_bytes: what the CUDA context takes of that (assumed, see `CONTEXT_BYTES`).
+        context_bytes: what the CUDA context takes of that, measured or assumed (`CONTEXT_BYTES`).
         bf16: whether the GPU computes in bf16 itself (compute capability 8.0 and later). Older GPUs emulate it:
             `torch.cuda.is_bf16_supported()` counts that as support, and it is slower than fp32.
         source: where these figures come from.
@@ -171,7 +171,19 @@ def named_gpu(name: str) -> Gpu:
         bf16=named.capability >= 8.0,
         source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {named.capability}",
         capability=named.capability,
+        context_bytes=_context_bytes(named),
     )
+
+
+def _context_bytes(known: KnownGpu | None) -> int:
+    measured = known.context_mib if known is not None else None
+    return CONTEXT_BYTES if measured is None else measured * MIB
+
+
+def _known(name: str) -> KnownGpu | None:
+    """The GPU in this machine that the driver calls so, if it has a name here."""
+    key = _key(name)
+    return next((known for named, known in KNOWN_GPUS.items() if _key(named) == key), None)
 
 
 def _variant(known_name: str) -> str:
@@ -271,13 +283,15 @@ def _this_gpu() -> Gpu | None:
         name = pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
         return _this_gpu_by_torch()
+    name = name if isinstance(name, str) else name.decode()
     return Gpu(
-        name=name if isinstance(name, str) else name.decode(),
+        name=name,
         capacity_bytes=int(memory.total) - int(memory.reserved),
         bf16=major >= 8,
         source="this machine",
         here=True,
         capability=float(f"{major}.{minor}"),
+        context_bytes=_context_bytes(_known(name)),
     )
 
 
@@ -331,6 +345,7 @@ def _this_gpu_by_torch() -> Gpu | None:
         source="this machine",
         here=True,
         capability=float(f"{properties.major}.{properties.minor}"),
+        context_bytes=_context_bytes(_known(str(properties.name))),
     )
 
 

@@ -86,7 +86,12 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
     from benchmarks.predict_section import summary
 
     found = summary(rows)
-    lines = [f"`{path.name}`: {found.cases} trainings were compared."]
+    versions = rows[0]["versions"]
+    lines = [
+        f"`{path.name}`: {found.cases} trainings on an {rows[0]['hardware']['gpu']['name']}, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}. All but the first were predicted "
+        f"before, on a machine without a GPU. Models have random weights.",
+    ]
     if found.median_error is not None and found.worst_error is not None:
         lines += [
             "",
@@ -102,28 +107,52 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
     wrong = ", ".join(found.wrongly_fits) or "none"
     lines += ["", f'Called "fits", and did not: {wrong}.']
     if found.edges:
-        lines.append(f"Completed in the smallest cap, and not in less: {found.edges_right} of {found.edges}.")
+        lines.append(
+            f"Completed with exactly the predicted smallest cap, and not with 3 % less: {found.edges_right} of "
+            f"{found.edges}."
+        )
     if found.histories:
-        lines.append(f"Allocator histories followed to the end: {found.histories_exact} of {found.histories}.")
+        lines.append(
+            f"Allocator histories that memkit's allocator followed to the end: {found.histories_exact} of "
+            f"{found.histories}."
+        )
     lines += [
         "",
-        "| case | measured, GiB | predicted, GiB | error | predicted to | it |",
+        "| case | measured, GiB | predicted, GiB | error | verdict | training |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if row.get("kind") != "train" or "prediction" not in row:
+        if row.get("kind") not in ("script", "train") or "prediction" not in row:
             continue
         prediction, error = row["prediction"], row["errors"].get("peak_allocated")
         cells = [
             row["case"],
             _number(row.get("peak_allocated_gib"), 2),
             _number(prediction["peak_allocated_gib"], 2),
-            f"{error:+.1%}".replace("%", " %") if error is not None else "–",
+            f"{error:+.1%}".replace("%", " %").replace("-0.0", "0.0").replace("+0.0", "0.0")
+            if error is not None
+            else "–",
             str(prediction["verdict"]),
             str(row["status"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def gpu_line(path: Path = RESULTS / "predict.json") -> str:
+    """What a GPU of ours showed, in a paragraph."""
+    from benchmarks.predict_section import summary
+
+    rows = json.loads(path.read_text())["cases"]
+    found = summary(rows)
+    assert found.median_error is not None and found.worst_error is not None
+    assert found.worst_reserved_error is not None
+    return (
+        f"**On an {rows[0]['hardware']['gpu']['name']} of ours**: {found.cases} trainings. Peak of tensors: median "
+        f"error {_percent(found.median_error, 1)}, worst {_percent(found.worst_error, 1)}. Outside of the predicted "
+        f"range of reserved memory: {_percent(found.worst_reserved_error, 1)} at most ([all of them]"
+        f"(docs/predict.md#on-a-gpu-of-ours))."
+    )
 
 
 def gpu_names() -> str:
@@ -176,6 +205,7 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "gpu": gpu_table(folder),
             "gpus": gpu_names(),
         },
+        ROOT / "README.md": {"gpu": gpu_line()},
         ROOT / "docs" / "comparison.md": {"peers": peers_table(folder / "predict_speed.json")},
         ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
     }

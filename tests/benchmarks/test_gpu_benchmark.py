@@ -69,6 +69,17 @@ def test_a_section_flushes_every_case_stops_in_time_and_goes_on(
     assert all(row["versions"]["torch"] and row["hardware"]["ram_gib"] > 0 for row in rows)
 
 
+def test_several_at_once_have_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(case: Any, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
+        return {"status": "fits", "peak_allocated_gib": 1.0, "step_time_ms": 5.0, "errors": {"step_time": 0.1}}
+
+    monkeypatch.setattr(gpu.recipe_section, "measure", measure)
+    path = tmp_path / "recipe.json"
+    assert gpu.run_section("recipe", path, on_cpu=False, max_steps=12, only=None, at_once=3) == 0
+    rows = json.loads(path.read_text())["cases"]
+    assert len(rows) == 8 and all("step_time_ms" not in row and row["errors"] == {} for row in rows)
+
+
 @pytest.mark.exhaustive
 def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
     """The whole path with a real child, Trainer and records; marked as a rehearsal, in a file of its own."""

@@ -141,9 +141,11 @@ def test_nvml_twice_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]
         def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
             return {"GPU-0b6b": "the GPU"}[name]
 
-        def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-            assert handle == "the GPU"
-            return SimpleNamespace(used=9 * GIB, total=16 * GIB)
+        nvmlMemory_v2 = 2
+
+        def nvmlDeviceGetMemoryInfo(self, handle: str, version: int = 1) -> Any:
+            assert handle == "the GPU"  # version 1 counts the driver's own reserve as used
+            return SimpleNamespace(used=9 * GIB if version == 2 else 9.5 * GIB, total=16 * GIB)
 
         def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
             return listed

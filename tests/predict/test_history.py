@@ -18,6 +18,7 @@ import torch
 from benchmarks import allocator_history
 from benchmarks.allocator_compare import compare
 from benchmarks.allocator_history import read_history, record_history
+from benchmarks.predict_section import HISTORIES
 from hf_memkit.compat import FreeOrder
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.prediction.allocator_blocks import DeviceMemory
@@ -168,6 +169,14 @@ def test_the_model_is_exact_on_recorded_histories(path: Path) -> None:
     assert alone.retries == recorded["retries"]
     assert alone.device_allocations == recorded["device_allocations"]
     assert (alone.failed_at is not None) == bool(recorded["ooms"]) == bool(history.out_of_memory)
+
+
+@pytest.mark.parametrize("path", sorted(HISTORIES.glob("*.json.gz")), ids=lambda path: path.name)
+def test_the_model_follows_trainings_on_a_gpu(path: Path) -> None:
+    """Recorded on an H100 by benchmarks/gpu.py. Their counters are those of the last phase: the report resets them."""
+    comparison = compare(read_history(path))
+    assert comparison.divergence is None
+    assert comparison.recorded_peak_reserved_bytes == comparison.replayed_peak_reserved_bytes > 10 * 2**30
 
 
 def test_versions_of_torch_differ_in_what_decides_between_equal_blocks() -> None:

@@ -45,7 +45,8 @@ class NvmlReader(Occasional):
         if self._handle is None:
             pynvml.nvmlInit()
             self._handle = _handle(pynvml, properties)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
+        # Version 2 tells the driver's own reserve apart: half a GiB of an H100, which is not in torch's total either.
+        memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle, version=pynvml.nvmlMemory_v2)
         if memory.total > _MUCH_MORE * properties.total_memory:
             return {}  # a GPU of which torch has one slice (MIG): what all slices use says nothing of this one
         counters = {"device_used_gib": memory.used / GIB}

@@ -1,6 +1,7 @@
 """Memory that only a GPU's own libraries take, put into the trace where they would take it.
 
-The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources; none is calibrated on a GPU yet.
+The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources. What an H100 takes was measured:
+`calibrate` in benchmarks/results/predict.json.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def _flash(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    """torch copies an output, and a gradient of it, whose memory is not in the order batch, length, head (pytorch:
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu, `_flash_attention_backward`: `contiguous()`)."""
+    if not _on_gpu(args[1]):
+        return 0
+    gradient, output = args[0], args[4]
+    copied = [each for each in (gradient, output) if not each.transpose(1, 2).is_contiguous()]
+    copied_bytes: int = sum(each.numel() * each.element_size() for each in copied)
+    return _cudnn(args, kwargs) + copied_bytes
+
+
+def _cudnn(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     query, key = args[1], args[2]
     if not _on_gpu(query):
         return 0
@@ -95,7 +107,7 @@ def _norms(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
     "aten::_scaled_dot_product_flash_attention_backward": _flash,
     "aten::_flash_attention_backward": _flash_varlen,
-    "aten::_scaled_dot_product_cudnn_attention_backward": _flash,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
     "aten::_foreach_norm": _norms,
     "bitsandbytes::gemm_4bit": _four_bits,
