@@ -143,6 +143,8 @@ def gpu_line(path: Path = RESULTS / "predict.json") -> str:
     """What a GPU of ours showed, in a paragraph."""
     from benchmarks.predict_section import summary
 
+    if not path.exists():
+        return "Not yet measured on a GPU."
     rows = json.loads(path.read_text())["cases"]
     found = summary(rows)
     assert found.median_error is not None and found.worst_error is not None
@@ -205,7 +207,7 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "gpu": gpu_table(folder),
             "gpus": gpu_names(),
         },
-        ROOT / "README.md": {"gpu": gpu_line()},
+        ROOT / "README.md": {"gpu": gpu_line(folder / "predict.json")},
         ROOT / "docs" / "comparison.md": {"peers": peers_table(folder / "predict_speed.json")},
         ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
     }

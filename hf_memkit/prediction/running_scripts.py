@@ -26,7 +26,7 @@ from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.launched import launchers_engine
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
-from hf_memkit.prediction.worker import Worker
+from hf_memkit.prediction.worker import Worker, lent_worker
 from hf_memkit.user_script import UserScript
 
 __all__ = [
@@ -104,7 +104,7 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
 def own_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
     """(a process for one script, the number of its standard input)."""
     python = other.python if other is not None else None
-    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,), python=python)) as worker:
+    with _standard_input() as stdin, lent_worker(python) as worker:
         yield worker, stdin
 
 

@@ -1,7 +1,8 @@
 """The parent's side of the child process: it starts it, hands it cases, and replaces it when it is gone.
 
-One worker serves a whole Python process (`shared_worker`): loading torch and transformers takes seconds, tracing a
-small model takes one. Each case runs in a process of its own, so that nothing of one is left for the next.
+Loading torch and transformers takes seconds, tracing a small model takes one. So one worker serves all setups of a
+Python process (`shared_worker`), and the worker of a script is kept for the next script (`lent_worker`). Each case
+runs in a process of its own, so that nothing of one is left for the next.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import IO, Any, Final
 
 from hf_memkit import boot
@@ -25,7 +27,7 @@ from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
-__all__ = ["Worker", "shared_worker"]
+__all__ = ["Worker", "lent_worker", "shared_worker"]
 
 _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
@@ -36,9 +38,10 @@ _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 class Worker:
     """A child process that traces trainings, one at a time.
 
+    What it writes is kept, to be shown if it fails. A script whose request has a standard input writes to this
+    process's standard error.
+
     Args:
-        open_files: numbers of files that it takes over, for scripts, which then write to this process's standard
-            error. What else it writes is kept, to be shown if it fails; None: what scripts write, too.
         python: the interpreter of another environment; None: this one.
 
     Attributes:
@@ -46,14 +49,14 @@ class Worker:
             after `wait`.
     """
 
-    def __init__(self, *, open_files: tuple[int, ...] | None = None, python: str | None = None) -> None:
+    def __init__(self, *, python: str | None = None) -> None:
         self.without_shim: str | None = None
-        self._open_files = open_files
         self._python = python
         self._lock = RLock()  # one line out, one line in: two threads would read each other's
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
-        self._output: int | None = None  # this process's standard error, for scripts
+        self._files: socket.socket | None = None  # through which scripts get standard input and output
+        self._variables: dict[str, str] = {}
         self._waited = False
 
     def start(self) -> None:
@@ -67,21 +70,20 @@ class Worker:
         if self._python is None:
             refuse_too_old_here()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        open_files = self._open_files or ()
-        if self._open_files is not None:
-            self._output = os.dup(2)
-            open_files = (*self._open_files, self._output)
+        self._files, files = socket.socketpair()
+        self._variables = _variables()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         # The predicted GPU is another one than this machine's; and once torch has looked for a GPU, no process that
         # is forked can use it.
         environment["CUDA_VISIBLE_DEVICES"] = ""
         for name in LAUNCHER_VARIABLES:
             environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
-        self._process = subprocess.Popen(
-            boot.command(*_START, python=self._python or sys.executable),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
-            pass_fds=open_files,
-        )  # fmt: skip
+        with files:
+            self._process = subprocess.Popen(
+                boot.command(*_START, str(files.fileno()), python=self._python or sys.executable),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
+                pass_fds=(files.fileno(),),
+            )  # fmt: skip
         self._waited = False
 
     def wait(self) -> None:
@@ -101,9 +103,11 @@ class Worker:
         with self._lock, tempfile.TemporaryDirectory() as folder:
             self.wait()
             result = Path(folder) / "result.json"
-            job = {"script": request.to_json(), "output": self._output, "result": str(result)}
-            assert self._process is not None and self._process.stdin is not None
+            job = {"script": request.to_json(), "result": str(result)}
+            assert self._process is not None and self._process.stdin is not None and self._files is not None
             try:
+                if request.stdin is not None:
+                    socket.send_fds(self._files, [b"0"], [request.stdin, 2])
                 self._process.stdin.write(json.dumps(job) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
@@ -120,6 +124,19 @@ class Worker:
             with contextlib.suppress(OSError, ValueError):
                 return json.loads(result.read_text()), None
             return None, ended["why"]
+
+    def is_idle_for(self, python: str | None) -> bool:
+        """Whether it runs, for nobody, with this Python and this process's variables: libraries read them once."""
+        process = self._process
+        runs = process is not None and process.poll() is None
+        return runs and self._python == python and self._variables == _variables() and not self.is_busy()
+
+    def is_busy(self) -> bool:
+        """Whether another thread waits for a case."""
+        free = self._lock.acquire(blocking=False)
+        if free:
+            self._lock.release()
+        return not free
 
     def end(self) -> None:
         """Ends what runs in the child process, and that, from a thread that does not wait for it."""
@@ -143,9 +160,9 @@ class Worker:
         errors, self._errors = self._errors, None
         if errors is not None:
             errors.close()
-        output, self._output = self._output, None
-        if output is not None:
-            os.close(output)
+        files, self._files = self._files, None
+        if files is not None:
+            files.close()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -173,6 +190,52 @@ class Worker:
             details="\n".join(lines),
         )
 
+
+_CHANGE: Final = ("COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "_")
+"""Variables that no library reads when it is imported."""
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _CHANGE}
+
+
+_idle: list[Worker] = []
+"""At most one."""
+
+_lending: Final = Lock()
+
+
+@contextlib.contextmanager
+def lent_worker(python: str | None) -> Iterator[Worker]:
+    """A worker that nobody else uses meanwhile; it is kept for the next one that asks.
+
+    Args:
+        python: as of a `Worker`.
+    """
+    with _lending:
+        kept = _idle.pop() if _idle else None
+    if kept is not None and not kept.is_idle_for(python):
+        kept.close()
+        kept = None
+    worker = kept or Worker(python=python)
+    try:
+        yield worker
+    finally:
+        if worker.is_busy():  # a thread waits for a case that nobody wants any more
+            worker.close()
+        with _lending:
+            before = _idle.copy()
+            _idle[:] = [worker]
+        for each in before:
+            each.close()
+
+
+def _close_idle() -> None:
+    for worker in _idle:
+        worker.close()
+
+
+atexit.register(_close_idle)
 
 _shared: Worker | None = None
 

@@ -22,9 +22,9 @@ def script() -> SimpleNamespace:
 
 
 def test_without_evidence_nothing_is_claimed(script: SimpleNamespace, tmp_path: Path) -> None:
-    blocks, of_peers, of_scripts = script.tables(tmp_path).values()
+    blocks, readme, of_peers, of_scripts = script.tables(tmp_path).values()
     assert blocks["equality"] == blocks["speed"] == of_scripts["overhead"] == of_peers["peers"] == "Not measured yet."
-    assert blocks["gpu"] == "Not yet measured on a GPU."
+    assert blocks["gpu"] == readme["gpu"] == "Not yet measured on a GPU."
     (tmp_path / "predict-rehearsal.json").write_text(
         json.dumps({"section": "predict", "rehearsal": True, "cases": []})
     )
@@ -37,12 +37,13 @@ def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespac
             "case": case, "kind": "train", "status": status, "peak_allocated_gib": 10.0,
             "prediction": {"peak_allocated_gib": 10 * (1 + error), "verdict": verdict},
             "errors": {"peak_allocated": error, "peak_reserved": error / 2},
+            "versions": {"torch": "2.11.0", "transformers": "5.23.0"}, "hardware": {"gpu": {"name": "NVIDIA H200"}},
         }  # fmt: skip
 
     rows = [row("a", "fits", "fits", 0.01), row("b", "fits", "does not fit", -0.04), row("c", "tight", "fits", 0.02)]
     (tmp_path / "predict-h200.json").write_text(json.dumps({"section": "predict", "rehearsal": False, "cases": rows}))
     table = script.gpu_table(tmp_path)
-    assert "3 trainings" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
+    assert "3 trainings on an NVIDIA H200, torch 2.11.0" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
     assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | fits | does not fit |" in table
 
 

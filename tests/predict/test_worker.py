@@ -13,7 +13,7 @@ import pytest
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace, rounded
 from hf_memkit.prediction.trace_request import ScriptRequest
-from hf_memkit.prediction.worker import Worker
+from hf_memkit.prediction.worker import Worker, lent_worker
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.user_script import UserScript
 from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, traced, training
@@ -168,3 +168,40 @@ def test_threads_that_ask_at_once_each_get_their_own() -> None:
     assert sorted(found) == list(lengths)
     peaks = [found[length].peak().categories["loss"] for length in lengths]
     assert peaks == sorted(set(peaks))
+
+
+SERVES = """
+import json, os, sys
+print(json.dumps({"ready": True, "shim": None}), flush=True)
+for line in sys.stdin:
+    with open(json.loads(line)["result"], "w") as file:
+        file.write(json.dumps({"pid": os.getpid()}))
+    print(json.dumps({"status": "done", "why": None}), flush=True)
+"""
+
+
+def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: two at once that share one, one that has other variables than the script, one that was closed."""
+    monkeypatch.setattr("hf_memkit.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
+    request = ScriptRequest(UserScript("train.py"), ".", {})
+
+    def served(worker: Worker) -> int:
+        content, _ = worker.run(request)
+        assert content is not None
+        return int(content["pid"])
+
+    with lent_worker(None) as one, lent_worker(None) as other:
+        first, second = served(one), served(other)
+        assert first != second
+    with lent_worker(None) as one:
+        assert served(one) in (first, second)
+        kept = served(one)
+        assert [each for each in (first, second) if psutil.pid_exists(each)] == [kept]
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
+    with lent_worker(None) as one:
+        changed = served(one)
+        assert changed != kept and not psutil.pid_exists(kept)
+        one.close()
+    with lent_worker(None) as one:
+        assert served(one) != changed
+        one.close()

@@ -15,7 +15,7 @@ import sys
 import termios
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from hf_memkit import predict_script
 from hf_memkit.cli import main
 from hf_memkit.cli import predict_script as predict_script_command
 from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.prediction import running_scripts
-from hf_memkit.prediction.worker import Worker
 from hf_memkit.run_script import _words
 from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
@@ -57,72 +55,28 @@ Ran = tuple[int, str, str, str]
 Run = Callable[..., Ran]
 
 
-class Shared(Worker):
-    """A loaded child process that serves one script after the other."""
-
-    def __init__(self, output: Path) -> None:
-        self.output = output
-        self.nothing = os.open(os.devnull, os.O_RDONLY)
-        super().__init__(open_files=(self.nothing,))
-        before = os.dup(2)
-        written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(written, 2)  # what a script writes goes to the standard error that there is when the child starts
-        try:
-            self.start()
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            os.close(written)
-        self.wait()
-
-    def close(self) -> None:
-        """Stays."""
-
-    def end(self) -> None:
-        super().close()
-        os.close(self.nothing)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    worker = Shared(tmp_path_factory.mktemp("worker") / "output")
-    yield worker
-    worker.end()
-
-
 @pytest.fixture
-def run(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Writes a script, and predicts it as a user types it: `run(code, *arguments, options=[…])`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(running_scripts, "Worker", lambda **options: shared)
-    monkeypatch.setattr(running_scripts, "_standard_input", _Nothing(shared.nothing))
+    output = tmp_path.parent / f"{tmp_path.name}-written"
 
     def of(code: str, *arguments: str, options: tuple[str, ...] = ("--gpu", "T4")) -> Ran:
         (tmp_path / "train.py").write_text(textwrap.dedent(code))
         capsys.readouterr()
-        before = shared.output.stat().st_size
-        exited = main(["predict", "train.py", *options, "--", *arguments])
+        with output.open("wb") as file:
+            before = os.dup(2)
+            os.dup2(file.fileno(), 2)  # where the script writes; memkit's own lines go to what `capsys` has
+            try:
+                exited = main(["predict", "train.py", *options, "--", *arguments])
+            finally:
+                os.dup2(before, 2)
+                os.close(before)
         said = capsys.readouterr()
-        return exited, said.out, said.err, shared.output.read_bytes()[before:].decode()
+        return exited, said.out, said.err, output.read_text(errors="replace")
 
     return of
-
-
-class _Nothing:
-    """In the place of this process's standard input: that of the child that is loaded already."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __call__(self) -> _Nothing:
-        return self
-
-    def __enter__(self) -> int:
-        return self.number
-
-    def __exit__(self, *_: Any) -> None:
-        pass
 
 
 def last(said: str) -> str:

@@ -195,6 +195,7 @@ def _enter_its_world(request: ScriptRequest) -> None:
     torch.set_num_threads(1)
     if request.stdin is not None:
         os.dup2(request.stdin, 0)
+        os.close(request.stdin)
         sys.stdin = os.fdopen(0, closefd=False)
 
 

@@ -1,13 +1,14 @@
 """The child process: loads the libraries once, then forks a process for each case.
 
-A line of JSON comes in, `{"script": …, "result": PATH, "output": NUMBER | null}`; a line goes out when the case is
-over, `{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. A case may change its
-process as it likes, and die in it: the next one starts from the same loaded libraries.
+A line of JSON comes in, `{"script": …, "result": PATH}`; a line goes out when the case is over,
+`{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. A script that has a standard
+input gets it, and where it writes, through the socket whose number is the argument. A case may change its process as
+it likes, and die in it: the next one starts from the same loaded libraries.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
 with all that it started; so is what a script leaves when its case is over.
 
-    python -m hf_memkit.prediction.child.serve
+    python -m hf_memkit.prediction.child.serve SOCKET
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -45,6 +48,8 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the one that asks ends all of this
     ctypes.CDLL(None).prctl(_TAKES_ORPHANS, 1)
     answers = os.fdopen(os.dup(1), "w")
+    files = socket.socket(fileno=int(sys.argv[1]))
+    files.set_inheritable(False)
     os.dup2(2, 1)  # libraries print where they like
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # nothing is computed
     with _ended_with_input():
@@ -53,7 +58,10 @@ def serve() -> None:
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
+        job["files"] = socket.recv_fds(files, 1, 2)[1] if job["script"]["stdin"] is not None else []
         answer, modules = _supervised(job, answers.fileno())
+        for number in job["files"]:
+            os.close(number)
         print(json.dumps(answer), file=answers, flush=True)
         load_again(modules)  # while nobody waits
 
@@ -139,9 +147,12 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
     a library that another one does not fit, say."""
     os.close(answers)  # what the script starts may outlive this process
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
-    if job["output"] is not None:
+    stdin = None
+    if job["files"]:
+        stdin, output = job["files"]
         for number in (1, 2):
-            os.dup2(job["output"], number)
+            os.dup2(output, number)
+        os.close(output)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
     try:
@@ -149,7 +160,7 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
         from hf_memkit.prediction.trace_request import SETUP, ScriptRequest
 
         before = set(sys.modules)
-        request = ScriptRequest.from_json(job["script"])
+        request = replace(ScriptRequest.from_json(job["script"]), stdin=stdin)
         run_script(request, result)
         if request.script.target == SETUP:
             imported = [name for name in sys.modules if name not in before]
