@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from hf_memkit import boot
 from hf_memkit.compat import is_on
-from hf_memkit.errors import InputError
+from hf_memkit.errors import InputError, TraceFailed
 from hf_memkit.user_script import UserScript
 
 __all__ = ["Launched", "is_command", "launchers_engine", "read_command"]
@@ -129,7 +129,7 @@ def read_command(
     elif name not in (*_LAUNCHERS, *FRONT_ENDS):
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
     variables = {**(os.environ if environment is None else environment), **own}
-    found = _read(rest, variables, gpus)
+    found = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
     if "error" in found:
         raise InputError(f"{' '.join(rest[:2])}: {found['error']}")
     rest = found.get("command", rest)  # which a front end starts
@@ -147,7 +147,20 @@ def read_command(
     )  # fmt: skip
 
 
-def _read(words: list[str], environment: Mapping[str, str], gpus: int | None) -> dict[str, Any]:
+def _read_launcher(words: list[str], environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """In the process that will trace the script, which has accelerate and torch loaded."""
+    from hf_memkit.prediction.worker import lent_worker
+
+    try:
+        with lent_worker(None) as worker:
+            found, why = worker.read(words, environment)
+    except TraceFailed as failure:
+        return {"error": str(failure)}
+    return found if found is not None else {"error": f"its parser ended: {why}"}
+
+
+def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> Mapping[str, Any]:
+    """In a process of its own: it imports what it likes."""
     module, hidden = "hf_memkit.prediction.child.read_launch", {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
     try:
         ran = subprocess.run(

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock, RLock
 from typing import IO, Any, Final
@@ -27,7 +27,7 @@ from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
-__all__ = ["Worker", "lent_worker", "shared_worker"]
+__all__ = ["Worker", "close_idle", "lent_worker", "shared_worker"]
 
 _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
@@ -100,14 +100,24 @@ class Worker:
 
     def run(self, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
         """(what came of a script, None where its process ended without a word; how that ended)."""
+        files = [request.stdin, 2] if request.stdin is not None else []
+        return self._run({"script": request.to_json()}, files)
+
+    def read(
+        self, words: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any] | None, str | None]:
+        """(what a launcher's command would start, as `child/read_launch.py` says it; as of `run`)."""
+        return self._run({"command": list(words), "environment": dict(environment), "folder": str(Path.cwd())}, [])
+
+    def _run(self, job: dict[str, Any], files: list[int]) -> tuple[Mapping[str, Any] | None, str | None]:
         with self._lock, tempfile.TemporaryDirectory() as folder:
             self.wait()
             result = Path(folder) / "result.json"
-            job = {"script": request.to_json(), "result": str(result)}
+            job |= {"result": str(result), "files": len(files)}
             assert self._process is not None and self._process.stdin is not None and self._files is not None
             try:
-                if request.stdin is not None:
-                    socket.send_fds(self._files, [b"0"], [request.stdin, 2])
+                if files:
+                    socket.send_fds(self._files, [b"0"], files)
                 self._process.stdin.write(json.dumps(job) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
@@ -230,12 +240,15 @@ def lent_worker(python: str | None) -> Iterator[Worker]:
             each.close()
 
 
-def _close_idle() -> None:
-    for worker in _idle:
+def close_idle() -> None:
+    """Ends the worker that is kept, before this process does something that takes long."""
+    with _lending:
+        kept, _idle[:] = _idle.copy(), []
+    for worker in kept:
         worker.close()
 
 
-atexit.register(_close_idle)
+atexit.register(close_idle)
 
 _shared: Worker | None = None
 

@@ -1,9 +1,10 @@
 """The child process: loads the libraries once, then forks a process for each case.
 
-A line of JSON comes in, `{"script": …, "result": PATH}`; a line goes out when the case is over,
-`{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. A script that has a standard
-input gets it, and where it writes, through the socket whose number is the argument. A case may change its process as
-it likes, and die in it: the next one starts from the same loaded libraries.
+A line of JSON comes in, `{"script": …, "result": PATH, "files": 0 | 2}`; a line goes out when the case is over,
+`{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. Two files are the script's
+standard input, and where it writes; they come through the socket whose number is the argument. A case may change its
+process as it likes, and die in it: the next one starts from the same loaded libraries. In the place of a script there
+may be the words of a launcher's `"command"`, with its `"environment"` and `"folder"`.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
 with all that it started; so is what a script leaves when its case is over.
@@ -58,7 +59,7 @@ def serve() -> None:
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        job["files"] = socket.recv_fds(files, 1, 2)[1] if job["script"]["stdin"] is not None else []
+        job["files"] = socket.recv_fds(files, 1, job["files"])[1] if job["files"] else []
         answer, modules = _supervised(job, answers.fileno())
         for number in job["files"]:
             os.close(number)
@@ -136,7 +137,8 @@ def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list
         _end_what_is_left()
         remove_made(result.with_name(MADE))
 
-    why = _forked(lambda: _script(job, result, answers), None, over)
+    does = _command if "command" in job else _script
+    why = _forked(lambda: does(job, result, answers), None, over)
     over()
     imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
     return {"status": "done" if why is None else "died", "why": why}, imported
@@ -168,6 +170,30 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
     except Exception as error:
         about = {"type": type(error).__name__, "message": str(error), "place": "", "text": traceback.format_exc()}
         result.write_text(json.dumps({"script_error": about}))
+
+
+def _command(job: dict[str, Any], result: Path, answers: int) -> None:
+    """Reads the command of a launcher, whose parser says what is wrong before it ends the process."""
+    said = result.with_name("said")
+    output = os.open(said, os.O_RDWR | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(answers)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["folder"])
+    try:
+        from hf_memkit.prediction.child.read_launch import read_launch
+
+        found = read_launch(job["command"])
+    except Exception as error:
+        found = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+    except SystemExit as left:
+        sys.stdout.flush()
+        lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()] if left.code else []
+        found = {"error": (lines or [f"its parser ended: exit code {left.code or 0}"])[-1].rpartition("error: ")[2]}
+    result.write_text(json.dumps(found))
 
 
 def _forked(
