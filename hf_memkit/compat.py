@@ -197,6 +197,25 @@ def accelerate_keys() -> frozenset[str]:
 
 
 @cache
+def accelerate_options_for_deepspeed() -> frozenset[str]:
+    """Options that `accelerate launch` passes on to DeepSpeed, read from the source (accelerate 1.15.0:
+    utils/launch.py, `prepare_deepspeed_cmd_env`); empty without accelerate."""
+    try:
+        text = ((_folder_of("accelerate") or Path()) / "utils" / "launch.py").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    made = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
+    names = {
+        inner.attr
+        for each in made
+        if each.name == "prepare_deepspeed_cmd_env"
+        for inner in ast.walk(each)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "args"
+    }
+    return frozenset(names)
+
+
+@cache
 def _installed_names() -> frozenset[str]:
     return frozenset(_written_types() or _imported_types())
 

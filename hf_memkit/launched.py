@@ -32,6 +32,8 @@ _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
 
 _PYTHON: Final = re.compile(r"python[\d.]*$")
 _LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
+_SLURM: Final = "srun"
+"""Starts the same command on several machines. What the command says of machines and GPUs counts."""
 FRONT_ENDS: Final = ("trl", "llamafactory-cli", "lmf", "axolotl", "swift")
 """Commands that start a launcher themselves, or train at once."""
 
@@ -67,6 +69,7 @@ class Launched:
         environment: variables that the command sets.
         before: the launcher with its options, up to the word that `script` stands for; without `-m`.
         is_launcher: whether it starts processes; False: it is Python alone.
+        front_end: the front end's command that was typed, such as `"axolotl"`; empty: none.
     """
 
     script: UserScript
@@ -75,10 +78,12 @@ class Launched:
     environment: Mapping[str, str] = field(default_factory=dict)
     before: tuple[str, ...] = ()
     is_launcher: bool = True
+    front_end: str = ""
 
     def with_script(self, script: UserScript) -> list[str]:
         """The same command for another script, with that script's arguments."""
-        launcher = next(word for word in self.before if word != "env" and not _ASSIGNMENT.match(word))
+        words = (word for word in self.before if not _ASSIGNMENT.match(word) and is_command(word))
+        launcher = next(word for word in words if word != _SLURM)
         flag = "--module" if Path(launcher).name == "deepspeed" else "-m"
         return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
 
@@ -97,7 +102,7 @@ class Launched:
 def is_command(word: str) -> bool:
     """Whether the word, where a script is expected, begins a command."""
     name = Path(word).name
-    known = name in (*_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
+    known = name in (_SLURM, *_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
     return _ASSIGNMENT.match(word) is not None or (known and not word.endswith(".py"))
 
 
@@ -120,6 +125,11 @@ def read_command(
         name, _, own_value = rest.pop(0).partition("=")
         own[name] = own_value
     assigned = ("env", *words[: len(words) - len(rest)]) if own else ()
+    if rest[:1] == [_SLURM]:
+        at = next((at for at, word in enumerate(rest) if at and is_command(word)), len(rest))
+        assigned, rest = (*assigned, *rest[:at]), rest[at:]
+        if not rest:
+            raise InputError(f"{' '.join(words)}: srun without a launcher; write srun accelerate launch, or torchrun")
     name = Path(rest[0]).name if rest else ""
     if _PYTHON.match(name):
         before, script = _of_python(rest)
@@ -143,7 +153,7 @@ def read_command(
         del before[max(at for at, word in enumerate(before) if _MODULE.fullmatch(word))]
     return Launched(
         script, each, found["nodes"], {**own, **found["environment"]}, (*assigned, *before),
-        is_launcher=found.get("is_launcher", True),
+        is_launcher=found.get("is_launcher", True), front_end=name if name in FRONT_ENDS else "",
     )  # fmt: skip
 
 

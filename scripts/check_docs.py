@@ -24,6 +24,7 @@ _HEAD = r"""# Rules of `memkit check`
 memkit check ds.json                       # a DeepSpeed JSON; memkit ds check ds.json does the same
 memkit check ds.json --args args.yaml      # also against Trainer's arguments
 memkit check args.yaml                     # the YAML or JSON of HfArgumentParser, with the JSON its deepspeed: names
+memkit check zero3.yaml --args args.yaml   # the YAML of accelerate launch, with the JSON that it names
 memkit check recipe.yaml
 memkit check ds.json --model gpt2-xl --gpu T4 --ram 64GB    # also buffers and memory; --gpu-memory and --gpus too
 ```
@@ -51,7 +52,7 @@ The tables give each rule's default severity; a case can be milder or worse. mem
 errors and warnings, and list hints as notes.
 
 Names and values of arguments are compared with the installed transformers and TRL, whose source is read and not
-imported. Files of other tools (`accelerate launch`, axolotl, LLaMA-Factory, ms-swift, torchtune, …), shell scripts and
+imported. Files of other tools (axolotl, LLaMA-Factory, ms-swift, torchtune, …), shell scripts and
 a model's own JSON files are recognised and not checked: alone they end with exit code 2 and one line; beside other
 files each is a hint (`not-checked`).
 
@@ -86,6 +87,7 @@ _GROUPS = {
     "keys": "Keys",
     "values": "Values",
     "trainer": "DeepSpeed config against Trainer's arguments",
+    "launcher": "The YAML of accelerate launch",
     "batch": "Batch sizes and accumulation",
     "optimizer_deepspeed": "Optimizers under DeepSpeed",
     "optimizer_choice": "Optimizers: conflicts",

@@ -24,7 +24,6 @@ YAML: Final = "site/trl/accelerate_configs"
 """TRL's own: what its documentation and alignment-handbook launch with has these values."""
 
 COMMANDS: Final = (
-    # Those of alignment-handbook and of TRL's documentation in their forms, and others.
     # command; GPUs, machines, engine, ZeRO stage
     (f"accelerate launch --config_file {YAML}/zero3.yaml scripts/sft.py --config c.yaml", 8, 1, "DEEPSPEED", "3"),
     (f"accelerate launch --config_file={YAML}/zero3.yaml scripts/sft.py --bf16 --lr 2", 8, 1, "DEEPSPEED", "3"),
@@ -56,7 +55,35 @@ COMMANDS: Final = (
     ("deepspeed --include h1:0,1@h2:0,1 --module pkg.train", 2, 2, "", ""),
     ("deepspeed train.py", None, 1, "", ""),
 )  # fmt: skip
+LINES: Final = (Path(__file__).with_name("launch_lines.txt")).read_text().splitlines()
+"""All launch lines of alignment-handbook and of TRL's documentation: GPUs on each machine, machines, engine, ZeRO
+stage, and the command, with values where they have placeholders (huggingface/alignment-handbook@925acdf, trl@f2cd577).
+"""
 SCRIPTS: Final = ("train.py", "scripts/sft.py", "pkg.train")
+
+CONFIGS: Final = {
+    "recipes/accelerate_configs": {"zero3": "zero3", "ddp": "multi_gpu", "fsdp": "fsdp1", "fsdp+qlora": "fsdp1"},
+    "examples/accelerate_configs": {
+        "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2", "deepspeed_zero3": "zero3", "multi_gpu": "multi_gpu",
+    },
+}  # fmt: skip
+"""Folder → name of a config → that of TRL's package, which has the same values."""
+
+OTHERS: Final = {
+    "context_parallel_2gpu.yaml": {
+        "distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2},
+        "parallelism_config": {"parallelism_config_cp_size": 2},
+    },
+    "examples/accelerate_configs/alst_ulysses_4gpu.yaml": {
+        "distributed_type": "DEEPSPEED", "num_processes": 4, "deepspeed_config": {"zero_stage": 3},
+        "parallelism_config": {"parallelism_config_sp_size": 2, "parallelism_config_dp_shard_size": 2},
+    },
+    "multi_node.yaml": {
+        "distributed_type": "MULTI_GPU", "num_processes": 16, "num_machines": 2, "main_process_ip": "10.0.0.1",
+        "main_process_port": 29500,
+    },
+}  # fmt: skip
+"""What counts here of the configs that TRL has not in its package."""
 
 READ: Final = """
 import json, sys
@@ -72,14 +99,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     made = tmp_path_factory.mktemp("typed")
     (made / "site").symlink_to(Path(trl.__file__).parents[1])
+    for place, names in CONFIGS.items():
+        (made / place).mkdir(parents=True)
+        for name, own in names.items():
+            (made / place / f"{name}.yaml").symlink_to(made / YAML / f"{own}.yaml")
+    common = {"compute_environment": "LOCAL_MACHINE", "mixed_precision": "bf16", "machine_rank": 0}
+    for name, content in OTHERS.items():
+        (made / name).write_text(json.dumps({**common, **content}))  # YAML, too
     return made
+
+
+def typed(line: str) -> list[str]:
+    """The launcher's own words in a line."""
+    words = shlex.split(line.partition(" | ")[2])
+    return words[words.index("accelerate") :]
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
     ran = subprocess.run(
-        [sys.executable, "-c", READ], input=json.dumps([shlex.split(each[0]) for each in COMMANDS]), text=True,
-        capture_output=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder)},
+        [sys.executable, "-c", READ], text=True, capture_output=True, cwd=folder,
+        input=json.dumps([*(shlex.split(each[0]) for each in COMMANDS), *map(typed, LINES)]),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder)},
     )  # fmt: skip
     lines = [line for line in ran.stdout.splitlines() if line.startswith("READ ")]
     assert lines, ran.stderr[-3000:]
@@ -100,6 +141,17 @@ def test_gpus_engine_and_stage_are_those_of_the_command(found: list[dict[str, An
     assert [*words[: answer["at"]], script, *answer["arguments"]] == words
 
 
+def test_the_launch_lines_of_two_projects(found: list[dict[str, Any]]) -> None:
+    for line, answer in zip(LINES, found[len(COMMANDS) :], strict=True):
+        variables = answer["environment"]
+        chosen = [name for name in ("DEEPSPEED", "FSDP") if variables.get(f"ACCELERATE_USE_{name}") == "true"]
+        stage = variables.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "-")
+        read = f"{answer['gpus'] or 'all'} {answer['nodes']} {''.join(chosen) or '-'} {stage}"
+        assert read == line.partition(" | ")[0], line
+        words = typed(line)
+        assert answer["script"].endswith(".py") and words[answer["at"]] == answer["script"]
+
+
 def test_python_is_read_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
@@ -113,6 +165,17 @@ def test_python_is_read_without_a_launcher(tmp_path: Path, monkeypatch: pytest.M
         read = read_command(["python", *words, "--a"])
         assert read.script == UserScript("pkg.train", True, ("--a",))
     assert read.before == ("python", "-u")
+
+
+@pytest.mark.slow
+def test_a_command_of_slurm_is_read_behind_srun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("train.py").touch()
+    read = read_command(["srun", "--nodes=2", "accelerate", "launch", "--config_file", "multi_node.yaml", "train.py"])
+    assert (read.gpus, read.nodes, read.before[:3]) == (8, 2, ("srun", "--nodes=2", "accelerate"))
+    assert is_command("srun")
+    with pytest.raises(InputError, match="srun"):
+        read_command(["srun", "--nodes=2", "hostname"])
 
 
 @pytest.mark.slow

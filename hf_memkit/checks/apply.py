@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.checks import rules
+from hf_memkit.checks.accelerate_files import SECTION, deepspeed_config, in_the_yaml, own_engine, processes
 from hf_memkit.checks.other_files import LLAMA_FACTORY, Other, nothing_known
 from hf_memkit.checks.reading import File, parse_json, read
 from hf_memkit.checks.rule import RULES, Problem
@@ -22,7 +23,7 @@ __all__ = ["check", "check_file", "deepspeed_of", "not_checked", "read_subject"]
 assert rules.__path__  # imported for the registry that it fills
 
 _STAGE: Final = "zero_optimization.stage"
-_NAMES: Final = {"deepspeed": "DeepSpeed JSON", "recipe": "recipe"}
+_NAMES: Final = {"accelerate": "config of accelerate launch", "deepspeed": "DeepSpeed JSON", "recipe": "recipe"}
 
 
 def check(job: Setup | Subject) -> list[Problem]:
@@ -31,6 +32,8 @@ def check(job: Setup | Subject) -> list[Problem]:
     found = _apply(subject)
     if _stage_is_wrong(subject, found):
         found = _whatever_the_stage(subject, found)
+    if subject.launcher is not None and subject.config_file == subject.launcher_file:
+        found = [each for problem in found if (each := _as_written(problem, subject)) is not None]
     order = {path: number for number, (path, _) in enumerate(walk(subject.config or {}))}
 
     def place(problem: Problem) -> int:
@@ -44,6 +47,12 @@ def check(job: Setup | Subject) -> list[Problem]:
 
 def _apply(subject: Subject) -> list[Problem]:
     return [problem for rule in RULES.values() for problem in rule.problems(subject)]
+
+
+def _as_written(problem: Problem, subject: Subject) -> Problem | None:
+    """A problem of a config that stands in accelerate's YAML, at the keys that the YAML has."""
+    own = RULES[problem.rule].module == "launcher" or problem.file != subject.config_file
+    return problem if own else in_the_yaml(problem, subject.launcher or {})
 
 
 def _stage_is_wrong(subject: Subject, found: list[Problem]) -> bool:
@@ -95,6 +104,12 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     if file.kind == "recipe":
         raise InputError(f"{file.path}: this is a recipe; check it with `memkit check {file.path}`")
     config: File | None = file
+    if file.kind == "accelerate":
+        own = arguments.content if arguments is not None else None
+        gpus, nodes = processes(file.content)
+        known = {"gpus": gpus, "nodes": nodes} | {name: each for name, each in known.items() if each is not None}
+        known |= {"launcher": file.content, "launcher_file": str(file.path)}
+        config = _deepspeed_of_launcher(file, own)
     if file.kind == "arguments":
         if arguments is not None:
             raise InputError(f"{file.path}: this is an argument file; --args is for a DeepSpeed JSON. Omit it")
@@ -105,6 +120,19 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
         known |= {"arguments": arguments.content, "arguments_file": str(arguments.path)}
         known |= {"duplicate_arguments": arguments.duplicates, "pinned": pinned}
     return Subject(**known)
+
+
+def _deepspeed_of_launcher(file: File, arguments: Mapping[str, Any] | None) -> File | None:
+    """The DeepSpeed config of a job that accelerate launches: the JSON of the arguments or of the YAML, or the YAML's
+    own; None if it chooses another engine, or none, or its JSON does not exist."""
+    if own_engine(file.content) != "DEEPSPEED":
+        return None
+    section = file.content.get(SECTION)
+    named = section.get("deepspeed_config_file") if isinstance(section, Mapping) else None
+    named = (arguments or {}).get("deepspeed") or named
+    if named:
+        return deepspeed_of(replace(file, content={"deepspeed": named}))
+    return replace(file, kind="deepspeed", content=deepspeed_config(file.content, arguments))
 
 
 def not_checked(file: File) -> Other | None:

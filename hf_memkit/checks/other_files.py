@@ -12,7 +12,7 @@ from hf_memkit.argument_values import misspelt
 from hf_memkit.compat import accelerate_keys, argument_types, fields
 from hf_memkit.former_arguments import ever_fields
 
-__all__ = ["LLAMA_FACTORY", "Other", "nothing_known", "other_script", "other_tool"]
+__all__ = ["LLAMA_FACTORY", "Other", "is_accelerate", "nothing_known", "other_script", "other_tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,10 @@ def other_script(path: Path, text: str) -> Other | None:
 def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
     """Whose config this is, if it is another tool's than Trainer's, TRL's, DeepSpeed's or memkit's."""
     keys = {str(key) for key in content}
-    if _is_accelerate(keys):
-        inner = content.get("deepspeed_config")
-        named = inner.get("deepspeed_config_file") if isinstance(inner, Mapping) else None
-        instead = f"the DeepSpeed JSON that it names: {named}" if named else "a DeepSpeed JSON or an argument file"
-        return Other("a config of `accelerate launch`, which memkit does not read", f"Give {instead}")
+    if is_accelerate(content):
+        if content.get("compute_environment") == "AMAZON_SAGEMAKER":
+            return Other("a config of `accelerate launch` for SageMaker", _ARGUMENTS)
+        return None
     training = content.get("training")
     if isinstance(training, Mapping) and len(keys) > 1 and keys <= _UNSLOTH and training.keys() <= _UNSLOTH_TRAINING:
         return Other("a config of unsloth's command line", _to_check_of("", path, content))
@@ -235,8 +234,9 @@ def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
     )
 
 
-def _is_accelerate(keys: set[str]) -> bool:
-    """Whether the keys are accelerate's: its own, or so many that nothing else is among them."""
+def is_accelerate(content: Mapping[Any, Any]) -> bool:
+    """Whether it is accelerate's YAML: it has keys of its own, or so many that nothing else is among them."""
+    keys = {str(key) for key in content}
     if keys & {"compute_environment", "distributed_type", "deepspeed_config", "megatron_lm_config"}:
         return True
     return keys <= accelerate_keys() and bool(keys - fields())

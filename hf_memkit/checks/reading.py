@@ -16,14 +16,14 @@ import yaml
 
 from hf_memkit.argument_values import misspelt, unknown
 from hf_memkit.checks.deepspeed_keys import SECTIONS
-from hf_memkit.checks.other_files import Other, other_script, other_tool
+from hf_memkit.checks.other_files import Other, is_accelerate, other_script, other_tool
 from hf_memkit.compat import current_name, fields
 from hf_memkit.errors import InputError
 from hf_memkit.user_files import parsed, user_path
 
 __all__ = ["File", "Kind", "key_lines", "parse_json", "read"]
 
-Kind = Literal["deepspeed", "arguments", "recipe", "other"]
+Kind = Literal["accelerate", "deepspeed", "arguments", "recipe", "other"]
 
 _KNOWN: Final = SECTIONS[""].keys or {}
 """Keys at the top of a DeepSpeed config."""
@@ -180,6 +180,8 @@ def _kind(content: Mapping[str, Any]) -> Kind:
     `bf16: {enabled: true}` is DeepSpeed's, `bf16: true` an argument where no key is surely DeepSpeed's."""
     if content.keys() & _RECIPE:
         return "recipe"
+    if is_accelerate(content):
+        return "accelerate"
     keys = {name: key for name in content if (key := _deepspeed_key(str(name)))}
     theirs = {name for name, key in keys.items() if _of_deepspeed(key, content[name])}
     coined = any(keys[name] in _DEEPSPEED for name in theirs)

@@ -70,8 +70,8 @@ class Problem:
 class Found:
     """Where a rule applies. `why`, `fix` and `severity` override the rule's own.
 
-    `argument` is true for a key of Trainer's arguments, false for one of the DeepSpeed config or of a setup. A missing
-    `value` is looked up.
+    `argument` is true for a key of Trainer's arguments, `launcher` for one of accelerate's YAML; else it is of the
+    DeepSpeed config or of a setup. A missing `value` is looked up.
     """
 
     key: str
@@ -79,6 +79,7 @@ class Found:
     why: str = ""
     fix: str = ""
     argument: bool = False
+    launcher: bool = False
     severity: Severity | None = None
 
 
@@ -111,7 +112,7 @@ class Rule:
             Problem(
                 rule=self.id,
                 severity=found.severity or self.severity,
-                file=subject.arguments_file if found.argument else subject.config_file,
+                file=_file(subject, found),
                 key=found.key,
                 value=subject.stands_at(found.key, found.argument) if found.value is ABSENT else found.value,
                 why=found.why or self.why,
@@ -120,6 +121,12 @@ class Rule:
             )
             for found in self.find(subject)
         ]
+
+
+def _file(subject: Subject, found: Found) -> str:
+    if found.launcher:
+        return subject.launcher_file
+    return subject.arguments_file if found.argument else subject.config_file
 
 
 RULES: dict[str, Rule] = {}

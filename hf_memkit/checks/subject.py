@@ -63,6 +63,8 @@ class Subject:
         superseded_arguments: arguments under an old name whose new name is also set; computed, not given.
         pinned: whether the arguments are of a tool that pins its own libraries, so that the installed ones do not tell
             which names and values are allowed.
+        launcher: content of the YAML of `accelerate launch`; None if there is none.
+        launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
         settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
     """
 
@@ -79,6 +81,8 @@ class Subject:
     deepspeed: str = field(default_factory=installed_deepspeed)
     duplicate_arguments: tuple[str, ...] = ()
     pinned: bool = False
+    launcher: Mapping[str, Any] | None = None
+    launcher_file: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
 

@@ -1,4 +1,5 @@
-"""`memkit check`: finds known mistakes in DeepSpeed JSON, argument files and recipes, before any model is loaded."""
+"""`memkit check`: finds known mistakes in DeepSpeed JSON, accelerate's YAML, argument files and recipes, before any
+model is loaded."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit check ds.json --args args.yaml          also against Trainer's arguments
 
+  memkit check zero3.yaml --args args.yaml       the YAML of accelerate launch
+
   memkit check args.yaml --model gpt2-xl --gpu-memory 16GB --ram 32GB
 
   memkit check recipe.yaml --json
@@ -50,9 +53,12 @@ _FORMATS = ("text", "json", "sarif")
 
 
 def check(
-    files: Annotated[list[str], typer.Argument(help="DeepSpeed JSON, argument files (YAML or JSON), or recipes.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(help="DeepSpeed JSON, YAML of accelerate launch, argument files (YAML or JSON), or recipes."),
+    ],
     args: Annotated[
-        str | None, typer.Option(help="Also check a DeepSpeed JSON against Trainer's arguments (YAML or JSON).")
+        str | None, typer.Option(help="Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Also check buffers and memory for this model (Hub ID or local folder).")

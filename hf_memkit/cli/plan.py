@@ -248,8 +248,9 @@ def plan(
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
-    if launched is not None and launched.is_launcher:
-        plans = tuple(replace(each, launched=launched) for each in plans)
+    if launched is not None:
+        starts = launched if launched.is_launcher else None
+        plans = tuple(replace(each, launched=starts, front_end=launched.front_end) for each in plans)
     ran: tuple[Verified, ...] = ()
     if verify:
         assert found is not None
@@ -379,7 +380,7 @@ def _show(
         beside = {
             "faster": faster.candidate.name if faster is not None else None,
             "with_code": [each.candidate.name for each in plans[0].with_code],
-            "paste": {each.name: pasted(each, facts).to_json() for each in to_paste},
+            "paste": {each.name: pasted(each, facts, command=plans[0].front_end).to_json() for each in to_paste},
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }

@@ -45,14 +45,15 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     Names of setups and messages of libraries are never markup."""
     lines: Lines = [*_answer(plan)]
     best, other = plan.proposed, plan.faster()
-    paste = pasted(best.candidate) if best is not None and best.candidate != plan.own.candidate else None
+    changes_it = best is not None and best.candidate != plan.own.candidate
+    paste = pasted(best.candidate, command=plan.front_end) if best is not None and changes_it else None
     if paste is not None:
         lines += ["", *_flags(paste, width, plan)]
     if start := wording.start(plan):
         lines += ["", start[0], *_indented(start[1])]
     if other is not None and not short:
         lines += ["", Text(f"For {other.candidate.name} ({other.candidate.group}):")]
-        lines += _flags(pasted(other.candidate), width, plan)
+        lines += _flags(pasted(other.candidate, command=plan.front_end), width, plan)
     for each in () if short else plan.with_code:
         lines += ["", *_other_code(pasted(each.candidate, plan.own.facts), each.candidate.name)]
         lines += _flags(pasted(each.candidate, plan.own.facts), width, plan, with_code=True)
@@ -72,7 +73,7 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
         lines += ["", _table(plan, "With other code", changes, price, width)]
     if lost := wording.too_large(plan, price):
         lines += ["", _table(plan, "Does not fit, fastest first", lost, price, width)]
-    if paste is not None:
+    if paste is not None and not paste.front_end:
         lines += ["", "The same arguments as YAML:", *_indented(paste.yaml)]
         lines += ["In Python:", *_indented(paste.python)]
     notes = [Text(text(line, _LONGEST), style="dim") for line in wording.notes(plan)]
@@ -95,7 +96,7 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
                 lines.append(Text(text(": ".join(wording.answer(plan)), _LONGEST) + "."))
             lines += [Text(text(line, _LONGEST)) for line in wording.beside(plan)]
             if best is not None and best.candidate != plan.own.candidate:
-                lines += _flags(pasted(best.candidate), width, plan)
+                lines += _flags(pasted(best.candidate, command=plan.front_end), width, plan)
     if start := next(filter(None, map(wording.start, ranked)), None):
         lines += ["", start[0], *_indented(start[1])]
     lines += ["", "All setups of one GPU: --gpu NAME instead of --gpus-to-compare."]
@@ -123,11 +124,14 @@ def _other_code(found: Pasted, name: str) -> Iterator[RenderableType]:
 
 def _flags(found: Pasted, width: int, plan: Plan, *, with_code: bool = False) -> Iterator[RenderableType]:
     """What is pasted, in lines that a shell joins. `with_code`: beside other code, for which no plan file is."""
-    by_parser = wording.parses(plan)
+    by_parser = wording.parses(plan) or bool(found.front_end)
     if first := found.typed_first if by_parser else found.before:
         yield "First type:"
         yield from _indented("\n".join(first))
     yield wording.where(plan, with_code=with_code)
+    if found.front_end:
+        yield from _indented("\n".join(found.front_end))
+        return
     if not by_parser:
         yield from _indented(found.python)
         return

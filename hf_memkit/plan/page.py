@@ -105,7 +105,11 @@ def _plan(
     if ran:
         yield section(None, "Run on this machine's GPU", *(part for each in ran for part in _ran(each)))
     if best is not None and best.candidate != plan.own.candidate:
-        yield section(None, f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate), plan))
+        yield section(
+            None,
+            f"What to paste: {best.candidate.name}",
+            *_paste(pasted(best.candidate, command=plan.front_end), plan),
+        )
     if start := wording.start(plan):
         yield section(None, "How to start it", el("p", start[0]), _lines([start[1]]))
     other = plan.faster()
@@ -113,7 +117,7 @@ def _plan(
         yield section(
             None,
             f"Faster, and {other.candidate.group}: {other.candidate.name}",
-            *_paste(pasted(other.candidate), plan),
+            *_paste(pasted(other.candidate, command=plan.front_end), plan),
         )
     for each in plan.with_code:
         changed = pasted(each.candidate, plan.own.facts)
@@ -169,11 +173,14 @@ def _other_code(found: Pasted, plan: Plan, result: str) -> Iterator[Html]:
 
 
 def _paste(found: Pasted, plan: Plan, *, with_code: bool = False) -> Iterator[Html]:
-    by_parser = wording.parses(plan)
+    by_parser = wording.parses(plan) or bool(found.front_end)
     if first := found.typed_first if by_parser else found.before:
         yield el("p", "First type:")
         yield _lines(first)
     yield el("p", wording.where(plan, with_code=with_code))
+    if found.front_end:
+        yield _lines(found.front_end)
+        return
     if by_parser:
         yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
     else:

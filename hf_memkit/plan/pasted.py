@@ -18,6 +18,7 @@ from packaging.version import Version
 from hf_memkit import compat
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.zero import presets
 
 __all__ = ["Pasted", "pasted"]
@@ -37,6 +38,7 @@ class Pasted:
         model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
         code: what has to be changed in the script besides, in lines; empty: nothing.
         diff: that, and `model`, in the script's own files, for `patch -p0`; empty: nothing, or the lines say it.
+        front_end: the same for a front end: lines of its own config, or options; empty: there is none.
     """
 
     before: tuple[str, ...]
@@ -48,6 +50,7 @@ class Pasted:
     model: str
     code: str
     diff: str = ""
+    front_end: tuple[str, ...] = ()
 
     @property
     def typed_first(self) -> tuple[str, ...]:
@@ -65,16 +68,19 @@ class Pasted:
             "model": self.model,
             "code": self.code,
             "diff": self.diff,
+            **({"front_end": list(self.front_end)} if self.front_end else {}),
         }
 
 
-def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None) -> Pasted:
+def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None, *, command: str = "") -> Pasted:
     """What sets this candidate's settings in a script by hand.
 
     Args:
         candidate: which.
         facts: of the script's own training; None: they are not known, and there is no diff.
+        command: of the front end that was typed, such as `"axolotl"`.
     """
+    front = front_end(command)
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())
@@ -103,6 +109,7 @@ def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None) ->
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
         diff=changes,
+        front_end=tuple(front.lines(arguments, candidate.overrides.model)) if front is not None else (),
     )
 
 

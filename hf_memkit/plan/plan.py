@@ -49,6 +49,7 @@ class Plan:
         time_factors: of a calibration, with which times are computed (`calibration.py`).
         script: what was planned; None: a model or a recipe, for which the user brings a script.
         launched: the user's launcher command, if the script was given by one.
+        front_end: the command of a front end that was typed, such as `"axolotl"`; empty: none.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Plan:
     time_factors: Mapping[str, float] = field(default_factory=dict)
     script: UserScript | None = None
     launched: Launched | None = None
+    front_end: str = ""
 
     @property
     def launch(self) -> str:
@@ -127,8 +129,10 @@ class Plan:
 
     @property
     def compared(self) -> tuple[Judged, ...]:
-        """Those that were traced and train on as many sequences a step."""
-        return tuple(each for each in self.traced if each is not self.own) if self.other_batch else self.traced
+        """Those that were traced and train on as many sequences a step; of two that differ only in choices that
+        change nothing, the plainer one. (LLaMA-Factory, say, turns checkpointing on whatever the argument says.)"""
+        found = [each for each in self.traced if each is not self.own or not self.other_batch]
+        return tuple(each for each in found if not any(_is_plainer(other, each) for other in found))
 
     @property
     def setups(self) -> int:
@@ -247,6 +251,19 @@ class Plan:
             return f"{smallest}: {least.why}"
         of = f"; 92 % of {gpu.name} is {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
         return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{of}"
+
+
+def _is_plainer(one: Judged, other: Judged) -> bool:
+    """Whether a setup takes the same memory and time with only some of the other's choices."""
+    mine, others = set(one.candidate.choices), set(other.candidate.choices)
+    return mine < others and _figures(one) == _figures(other) and one.step_time is not None
+
+
+def _figures(judged: Judged) -> tuple[Any, ...]:
+    candidate, found = judged.candidate, judged.prediction
+    sizes = (found.peak_allocated_bytes, found.peak_reserved_bytes, found.host_rss_bytes) if found else None
+    times = judged.step_time.seconds if judged.step_time is not None else None
+    return candidate.micro_batch_size, candidate.accumulation, judged.needs_bytes, sizes, times
 
 
 def _nearest(ranked: Sequence[Judged]) -> Judged | None:

@@ -14,6 +14,7 @@ from hf_memkit.hardware import described_gpu
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
+from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import price_of, run_cost
@@ -183,6 +184,8 @@ def parses(plan: Plan) -> bool:
 
 def where(plan: Plan, *, with_code: bool = False) -> str:
     """Where the arguments of a setup go. `with_code`: beside other code, for which no plan file is."""
+    if (front := front_end(plan.front_end)) is not None:
+        return f"{'Add to the command' if front.options else 'Write into the config'} of {front.name}:"
     if not parses(plan):
         instead = "" if with_code else ", or use --write and memkit run --plan"
         return f"Write where the script makes its TrainingArguments{instead}:"

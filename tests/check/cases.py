@@ -8,6 +8,7 @@ from tests.check.cases_arguments import ARGUMENT_CASES
 from tests.check.cases_checkpointing import CHECKPOINTING_CASES
 from tests.check.cases_choices import CHOICE_CASES
 from tests.check.cases_keys import KEY_CASES
+from tests.check.cases_launcher import LAUNCHER_CASES
 from tests.check.cases_loss import LOSS_CASES
 from tests.check.cases_optimizer import OPTIMIZER_CASES
 from tests.check.cases_running import RUNNING_CASES
@@ -21,6 +22,7 @@ CASES: dict[str, list[Case]] = {
     **CHECKPOINTING_CASES,
     **CHOICE_CASES,
     **KEY_CASES,
+    **LAUNCHER_CASES,
     **LOSS_CASES,
     **OPTIMIZER_CASES,
     **RUNNING_CASES,

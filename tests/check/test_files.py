@@ -33,7 +33,7 @@ def preset(tmp_path: Path) -> Path:
         ("ds.json", "[1, 2]", "ds.json: line 1, column 1: "),
         ("args.yaml", "", "args.yaml: line 1, column 1: expected keys and values, got nothing"),
         ("args.yaml", "a: 1\nb: [1, 2\nc: 3\n", "args.yaml: line 3, column 2"),
-        ("acc.yaml", "compute_environment: LOCAL_MACHINE\n", "a config of `accelerate launch`"),
+        ("acc.yaml", "compute_environment: AMAZON_SAGEMAKER\n", "a config of `accelerate launch` for SageMaker"),
         ("ds.json", '{"bf16": 1, // half\n "fp16": 2}', "JSON has no comments"),
         ("ds.json", '/* mine */ {"bf16": 1}', "JSON has no comments"),
         ("ds.json", '{"a": "http://x", "b": 1 "c": 2}', "Expecting ',' delimiter"),
@@ -62,8 +62,8 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
         ({"optimiser": {"type": "AdamW", "params": {"lr": 1e-4}}, "steps_per_print": 10}, "deepspeed"),
         ({"output_dir": "x", "bf16": True}, "arguments"),
         ({"variants": {}, "summary": "x"}, "recipe"),
+        ({"num_processes": 8, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}, "accelerate"),
         *((content, "other") for content in (
-            {"num_processes": 8, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}},
             {"base_model": "x", "datasets": [{"path": "y"}], "bf16": "auto", "learning_rate": "2e-5"},
             {"stage": "sft", "finetuning_type": "lora", "output_dir": "x", "warmup_ratio": 0.1},
             {"model": "x", "train_type": "lora", "dataset": ["y"], "output_dir": "z"},
@@ -408,8 +408,8 @@ def test_arguments_in_a_section_are_not_taken_for_checked(
 def test_a_file_that_is_not_checked_stops_no_other(
     tmp_path: Path, preset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = tmp_path / "acc.yaml", tmp_path / "train.sh", tmp_path / "foo.json"
-    for path, text in zip(others, ("distributed_type: FSDP\n", "python train.py", '{"foo": 1}'), strict=True):
+    others = tmp_path / "run.yaml", tmp_path / "train.sh", tmp_path / "foo.json"
+    for path, text in zip(others, ("apiVersion: v1\nkind: Job\n", "python train.py", '{"foo": 1}'), strict=True):
         path.write_text(text)
     assert main(["check", *map(str, others)]) == 2
     assert capsys.readouterr().err.count("memkit: error: ") == 3

@@ -1,5 +1,5 @@
-"""A command that is killed, which no handler hears, leaves no process: each real command, and the count of its
-descendants."""
+"""A command that is killed, which no handler hears, leaves no process and no temporary folder: each real command, and
+the count of its descendants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ LIMIT_S = 15
 def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.Process]], bool]) -> None:
     """Starts `memkit COMMAND` beside `train.py`, kills it in the moment `when`, and waits for its descendants."""
     (folder / "train.py").write_text(code)
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment["TMPDIR"] = str(temporary)
     arguments = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": environment}
     process = subprocess.Popen([*command], **arguments)  # type: ignore[call-overload]
     deadline = time.monotonic() + 120
@@ -50,6 +53,7 @@ def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.P
     for each in left:
         each.kill()
     assert found and not left
+    assert not [path.name for path in temporary.iterdir() if path.is_dir()]
 
 
 def memkit(*words: str) -> tuple[str, ...]:

@@ -66,6 +66,41 @@ def test_what_predict_proposes_has_them_too() -> None:
         assert NextSetup(judged).flags.startswith(first + begin)
 
 
+FULL = Alternative("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False})
+LIGER = Alternative("loss", "Liger kernels", {"arguments.use_liger_kernel": True})
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("llamafactory-cli", {
+            "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "disable_gradient_checkpointing": True,
+            "optim": "adamw_bnb_8bit", "enable_liger_kernel": True, "flash_attn": "sdpa",
+        }),
+        ("axolotl", {
+            "micro_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False,
+            "optimizer": "adamw_bnb_8bit", "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+            "liger_fused_linear_cross_entropy": True, "liger_rms_norm": True, "liger_glu_activation": True,
+            "liger_rope": True, "attn_implementation": "sdpa",
+        }),
+    ],
+)  # fmt: skip
+def test_a_front_end_gets_its_own_keys(command: str, written: dict[str, Any]) -> None:
+    found = pasted(SetupCandidate(4, 2, (FULL, EIGHT_BITS, LIGER, SDPA)), command=command)
+    assert yaml.safe_load("\n".join(found.front_end)) == written and found.to_json()["front_end"] == list(
+        found.front_end
+    )
+
+
+def test_options_of_ms_swift_are_added_to_its_command() -> None:
+    found = pasted(SetupCandidate(4, 2, (LIGER, SDPA)), command="swift")
+    assert found.front_end == (
+        "--per_device_train_batch_size 4", "--gradient_accumulation_steps 2", "--use_liger_kernel true",
+        "--attn_impl sdpa",
+    )  # fmt: skip
+    assert pasted(SetupCandidate(4, 2, (LIGER, SDPA)), command="trl").front_end == ()
+
+
 def test_what_no_flag_sets_is_said_apart() -> None:
     """Would notice: an option of from_pretrained among the flags, where a parser stops at it; code that is dropped."""
     found = pasted(SetupCandidate(4, 2, (SDPA, PATCH)))

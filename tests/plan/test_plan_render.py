@@ -122,6 +122,21 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert "attn_implementation='sdpa'" in said, "what no flag says"
 
 
+def test_choices_that_change_nothing_are_no_setups_of_their_own() -> None:
+    """A front end may turn checkpointing on whatever the argument says: "no checkpointing" is the same training then.
+    Would notice: a setup that is dropped although it takes less, or longer."""
+    own, same = setup(8, 1, 12.0, 1.0), setup(8, 1, 12.0, 1.0, CHECKPOINTING)
+    less, more = setup(8, 1, 11.0, 1.0, ALLOCATOR), setup(8, 1, 12.0, 1.2, ALLOCATOR)
+    both = setup(8, 1, 11.0, 1.0, ALLOCATOR, CHECKPOINTING)
+    assert plan(own, same, less, more, both).compared == (own, less, more)
+
+
+def test_a_plan_for_a_front_end_has_its_keys() -> None:
+    made = plan(setup(8, 1, 42.0, 1.0), setup(4, 2, 19.0, 2.0), front_end="axolotl")
+    found = of(made)
+    assert "Write into the config of axolotl: micro_batch_size: 4" in found and "--per_device" not in found
+
+
 def test_a_stopped_search_never_says_that_nothing_fits() -> None:
     """Would notice: a larger GPU rented, or a CI that fails for good, because a search had no time."""
     own = setup(8, 1, 42, 1.0)

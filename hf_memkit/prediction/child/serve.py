@@ -7,7 +7,8 @@ process as it likes, and die in it: the next one starts from the same loaded lib
 may be the words of a launcher's `"command"`, with its `"environment"` and `"folder"`.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
-with all that it started; so is what a script leaves when its case is over.
+with all that it started, and the folders are removed that the other one made for it; so is what a script leaves when
+its case is over.
 
     python -m hf_memkit.prediction.child.serve SOCKET
 """
@@ -20,6 +21,7 @@ import faulthandler
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -137,8 +139,14 @@ def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list
         _end_what_is_left()
         remove_made(result.with_name(MADE))
 
+    def given_up() -> None:
+        over()
+        for folder in (str(result.parent), job.get("script", {}).get("forks")):
+            if folder is not None:  # whoever made it was killed
+                shutil.rmtree(folder, ignore_errors=True)
+
     does = _command if "command" in job else _script
-    why = _forked(lambda: does(job, result, answers), None, over)
+    why = _forked(lambda: does(job, result, answers), None, given_up)
     over()
     imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
     return {"status": "done" if why is None else "died", "why": why}, imported

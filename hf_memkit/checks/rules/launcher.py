@@ -1,0 +1,86 @@
+"""The YAML of `accelerate launch`: what it refuses, what it does not read, and what stands in two places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from hf_memkit.checks.accelerate_files import SECTION, own_engine
+from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.subject import Subject
+from hf_memkit.compat import accelerate_keys, accelerate_options_for_deepspeed
+from hf_memkit.errors import did_you_mean
+
+_CONVERTED: Final = frozenset({"dynamo_backend", "fp16"})
+"""Former keys that accelerate still reads (accelerate 1.15.0: commands/config/config_args.py, `process_config`)."""
+
+_IN_THE_JSON: Final = (
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
+)  # fmt: skip
+"""Keys that may not stand beside a DeepSpeed JSON (accelerate 1.15.0: utils/dataclasses.py 1507-1532)."""
+
+
+def _engine_section(subject: Subject) -> Mapping[str, Any]:
+    section = (subject.launcher or {}).get(SECTION)
+    return section if isinstance(section, Mapping) else {}
+
+
+@any_job.error(
+    why="accelerate refuses a config with a key that it does not know",
+    fix="rename or delete the key",
+    source="accelerate 1.15.0: commands/config/config_args.py 153-159",
+)
+def accelerate_unknown_key(subject: Subject) -> Iterator[Found]:
+    known = accelerate_keys() | _CONVERTED
+    for key, value in (subject.launcher or {}).items() if accelerate_keys() else ():
+        if key not in known:
+            meant = did_you_mean(str(key), known)
+            yield Found(str(key), value, fix=f"delete the key{meant}" if meant else "", launcher=True)
+
+
+@any_job.warning(
+    why="the launcher passes it on to nobody: the key has no effect",
+    fix="delete the key, or set it in a DeepSpeed JSON (deepspeed_config_file)",
+    source="accelerate 1.15.0: utils/launch.py 431-597; utils/dataclasses.py 1226-1325",
+)
+def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
+    known, section = accelerate_options_for_deepspeed(), _engine_section(subject)
+    for key, value in section.items() if known else ():
+        if key in known:
+            continue
+        if not key.endswith("_nvme_path"):
+            yield Found(f"{SECTION}.{key}", value, launcher=True)
+        elif section.get(key.replace("nvme_path", "device")) == "nvme":
+            why = "the launcher passes it on to nobody: DeepSpeed swaps to a folder named none"
+            fix = "set the path in a DeepSpeed JSON (deepspeed_config_file)"
+            yield Found(f"{SECTION}.{key}", value, why=why, fix=fix, launcher=True)
+
+
+@any_job.warning(
+    why="it has no effect: the launcher chooses DeepSpeed only by distributed_type",
+    fix="set distributed_type: DEEPSPEED, or delete the section",
+    source="accelerate 1.15.0: commands/launch.py, `_validate_launch_command`",
+)
+def accelerate_engine_not_chosen(subject: Subject) -> Iterator[Found]:
+    if _engine_section(subject) and own_engine(subject.launcher or {}) != "DEEPSPEED":
+        yield Found(SECTION, _engine_section(subject), launcher=True)
+
+
+@any_job.error(
+    why="accelerate fails: beside a DeepSpeed JSON this key is not allowed",
+    fix="delete the key, and set it in the JSON",
+    source="accelerate 1.15.0: utils/dataclasses.py 1507-1532",
+)
+def accelerate_key_beside_json(subject: Subject) -> Iterator[Found]:
+    launcher, section = subject.launcher or {}, _engine_section(subject)
+    if own_engine(launcher) != "DEEPSPEED" or not (section.get(_JSON) or subject.argument("deepspeed")):
+        return
+    for key in _IN_THE_JSON:
+        if key in section:
+            yield Found(f"{SECTION}.{key}", section[key], launcher=True)
+    if launcher.get("mixed_precision") is not None:
+        yield Found("mixed_precision", launcher["mixed_precision"], launcher=True)
+
+
+_JSON: Final = "deepspeed_config_file"
