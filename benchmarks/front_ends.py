@@ -77,15 +77,15 @@ def _axolotl(name: str, **changes: Any) -> Job:
     return Job(name, ("axolotl", "train", "job.yaml"), config)
 
 
-def _swift(name: str, verb: str = "sft", **changes: Any) -> Job:
+def _swift(name: str, **changes: Any) -> Job:
     options = {**_SWIFT, **changes}
     words = (word for key, value in options.items() for word in (f"--{key}", str(value)))
-    return Job(name, ("swift", verb, *words))
+    return Job(name, ("swift", "sft", *words))
 
 
 _TRL: Final = (
     "--model_name_or_path", "model", "--dataset_name", "chats", "--output_dir", "out", "--max_steps", "3",
-    "--per_device_train_batch_size", "2", "--max_length", "128", "--report_to", "none",
+    "--per_device_train_batch_size", "2", "--max_length", "128", "--bf16", "false", "--report_to", "none",
 )  # fmt: skip
 
 JOBS: Final[Mapping[str, tuple[Job, ...]]] = {
@@ -94,14 +94,13 @@ JOBS: Final[Mapping[str, tuple[Job, ...]]] = {
         _llama_factory("SFT, LoRA"),
         _llama_factory("SFT, LoRA, packing", packing=True),
         _llama_factory("SFT, full", finetuning_type="full"),
-        _llama_factory("SFT, QLoRA", quantization_bit=4),
+        _llama_factory("SFT, QLoRA", quantization_bit=4, template="default", resize_vocab=False),
         _llama_factory("DPO, LoRA", stage="dpo", dataset="pairs", pref_beta=0.1),
     ),
     "ms-swift": (
         _swift("SFT, LoRA", tuner_type="lora"),
         _swift("SFT, full", tuner_type="full"),
         _swift("SFT, QLoRA", tuner_type="lora", quant_method="bnb", quant_bits=4),
-        _swift("DPO, LoRA", "rlhf", rlhf_type="dpo", tuner_type="lora", dataset="pairs.jsonl"),
     ),
     "axolotl": (
         _axolotl("SFT, LoRA"),
@@ -146,8 +145,6 @@ def make_files(folder: Path) -> None:
     _write(folder / "chats.jsonl", "\n".join(map(json.dumps, messages)))
     (folder / "chats").mkdir()
     _write(folder / "chats" / "train.jsonl", "\n".join(map(json.dumps, messages)))
-    rejected = [{**each, "rejected_response": "No"} for each in messages]
-    _write(folder / "pairs.jsonl", "\n".join(map(json.dumps, rejected)))
     ranked = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
     data = {
         "mine": {"file_name": "rows.json"}, "pairs": {"file_name": "pairs.json", "ranking": True, "columns": ranked},
@@ -239,9 +236,15 @@ def _outputs(here: Environment, job: Job, *, runs: bool) -> dict[str, Any]:
         here.variables = {**environment, "ACCELERATE_USE_CPU": "true"} if verb[0] == "run" else environment
         ran = here.memkit(*verb, "--", *job.words)
         here.variables = environment
-        text = ran.stderr if verb[0] == "run" else ran.stdout
-        found[verb[0]] = {"words": [*verb, "--", *job.words], "exit": ran.returncode, "text": text[-6000:]}
+        text = ran.stderr[ran.stderr.rfind("\nFinished after") :] if verb[0] == "run" else ran.stdout
+        words = [*verb, "--", *job.words]
+        found[verb[0]] = {"words": words, "exit": ran.returncode, "text": without_places(text, here)}
     return found
+
+
+def without_places(text: str, here: Environment) -> str:
+    """Without the folders of this machine."""
+    return text.replace(f"{here.folder}/", "").replace(str(Path(here.python).parents[1]), "ENVIRONMENT")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

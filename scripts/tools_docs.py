@@ -35,8 +35,8 @@ def launchers() -> dict[str, str]:
         (folder / "config.json").write_text(json.dumps(MODELS["GPT-2 XL"]))
         (folder / "args.yaml").write_text(_ARGUMENTS)
         predicted = (
-            'memkit predict --gpu "A100 80GB" --short -- \\\n    accelerate launch --config_file zero3.yaml '
-            "train.py --output_dir out --bf16"
+            'memkit predict --gpu "A100 80GB" --ram 512GB --short -- \\\n    accelerate launch '
+            "--config_file zero3.yaml train.py --output_dir out --bf16"
         )
         text = (folder / "zero3.yaml").read_text()
         found = {"launcher": shown(predicted, output_of(predicted, folder))}

@@ -74,8 +74,6 @@ _LLAMA_FACTORY: Final = FrontEnd(
     "LLaMA-Factory", options=False,
     names={"use_liger_kernel": "enable_liger_kernel", "quantization_config": "quantization_bit"},
     values={
-        ("gradient_checkpointing", True): {"disable_gradient_checkpointing": False},  # it ignores the field
-        ("gradient_checkpointing", False): {"disable_gradient_checkpointing": True},
         ("attn_implementation", "flash_attention_2"): {"flash_attn": "fa2"},
         ("attn_implementation", "sdpa"): {"flash_attn": "sdpa"},
     },

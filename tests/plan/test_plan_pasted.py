@@ -74,7 +74,7 @@ LIGER = Alternative("loss", "Liger kernels", {"arguments.use_liger_kernel": True
     ("command", "written"),
     [
         ("llamafactory-cli", {
-            "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "disable_gradient_checkpointing": True,
+            "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False,
             "optim": "adamw_bnb_8bit", "enable_liger_kernel": True, "flash_attn": "sdpa",
         }),
         ("axolotl", {
