@@ -70,6 +70,7 @@ class Launched:
         before: the launcher with its options, up to the word that `script` stands for; without `-m`.
         is_launcher: whether it starts processes; False: it is Python alone.
         front_end: the front end's command that was typed, such as `"axolotl"`; empty: none.
+        typed: of a front end, its command as it was typed.
     """
 
     script: UserScript
@@ -79,11 +80,12 @@ class Launched:
     before: tuple[str, ...] = ()
     is_launcher: bool = True
     front_end: str = ""
+    typed: tuple[str, ...] = ()
 
     def with_script(self, script: UserScript) -> list[str]:
         """The same command for another script, with that script's arguments."""
         words = (word for word in self.before if not _ASSIGNMENT.match(word) and is_command(word))
-        launcher = next(word for word in words if word != _SLURM)
+        launcher = next(word for word in words if word not in ("env", _SLURM))
         flag = "--module" if Path(launcher).name == "deepspeed" else "-m"
         return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
 
@@ -102,7 +104,7 @@ class Launched:
 def is_command(word: str) -> bool:
     """Whether the word, where a script is expected, begins a command."""
     name = Path(word).name
-    known = name in (_SLURM, *_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
+    known = name in ("env", _SLURM, *_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
     return _ASSIGNMENT.match(word) is not None or (known and not word.endswith(".py"))
 
 
@@ -120,11 +122,11 @@ def read_command(
         InputError: no script is in it, or its launcher refuses it.
     """
     own: dict[str, str] = {}
-    rest = list(words)
+    rest = list(words[1:] if words[:1] == ["env"] else words)
     while rest and _ASSIGNMENT.match(rest[0]):
         name, _, own_value = rest.pop(0).partition("=")
         own[name] = own_value
-    assigned = ("env", *words[: len(words) - len(rest)]) if own else ()
+    assigned = ("env", *(f"{name}={value}" for name, value in own.items())) if own else ()
     if rest[:1] == [_SLURM]:
         at = next((at for at, word in enumerate(rest) if at and is_command(word)), len(rest))
         assigned, rest = (*assigned, *rest[:at]), rest[at:]
@@ -154,6 +156,7 @@ def read_command(
     return Launched(
         script, each, found["nodes"], {**own, **found["environment"]}, (*assigned, *before),
         is_launcher=found.get("is_launcher", True), front_end=name if name in FRONT_ENDS else "",
+        typed=tuple(words) if name in FRONT_ENDS else (),
     )  # fmt: skip
 
 

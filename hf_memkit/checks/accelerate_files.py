@@ -9,6 +9,7 @@ Sources: transformers 5.23.0: training_args.py 1713-1721; accelerate 1.15.0: com
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -43,8 +44,8 @@ _KEYS: Final = {
 
 def own_engine(content: Mapping[str, Any]) -> str:
     """The engine that the YAML chooses, such as DEEPSPEED or FSDP; empty: none, or several GPUs alone."""
-    kind = str(content.get("distributed_type", "NO")).upper()
-    return "" if kind in ("NO", "MULTI_GPU", "FALSE") else kind
+    kind = content.get("distributed_type", "NO")
+    return "" if kind in ("NO", "MULTI_GPU", False) else str(kind)
 
 
 def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
@@ -100,4 +101,16 @@ def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
     own = place.get(name) if isinstance(place, Mapping) else None
     instead = "set mixed_precision: 'no'" if key == _PRECISION else "delete the key"
     fix = problem.fix.replace('write "auto"', instead)
+    for theirs, ours in _FIXES.items():
+        fix = fix.replace(theirs, ours)
+    if re.search(r'"\w+":', fix):  # a key that only a JSON can have
+        fix = f"{fix}; that takes a DeepSpeed JSON (deepspeed_config_file)"
     return replace(problem, key=key, value=own, fix=fix)
+
+
+_FIXES: Final = {
+    '"stage3_gather_16bit_weights_on_model_save": true': "zero3_save_16bit_model: true",
+    '"stage": ': "zero_stage: ",
+    'use fp16, with "bf16": {"enabled": "auto"}': "set mixed_precision: fp16, and fp16: true in the arguments",
+}
+"""What a rule of DeepSpeed's JSON proposes → what the YAML has for it."""

@@ -250,7 +250,8 @@ def plan(
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
     if launched is not None:
         starts = launched if launched.is_launcher else None
-        plans = tuple(replace(each, launched=starts, front_end=launched.front_end) for each in plans)
+        typed = {"front_end": launched.front_end, "typed": launched.typed}
+        plans = tuple(replace(each, launched=starts, **typed) for each in plans)  # type: ignore[arg-type]
     ran: tuple[Verified, ...] = ()
     if verify:
         assert found is not None

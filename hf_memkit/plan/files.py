@@ -31,7 +31,7 @@ def plan_text(plan: Plan, path: str) -> str:
     verdict, said = answer(plan)
     best = plan.proposed
     result = best.candidate.result if best is not None else ""
-    use = f"Use it: {plan.launch_with(path)} ARGUMENTS"
+    use = f"Use it: {plan.launch_with(path)}"
     if plan.script is not None:
         uses = [f"# {use}, with the script's arguments."]
     else:

@@ -50,6 +50,7 @@ class Plan:
         script: what was planned; None: a model or a recipe, for which the user brings a script.
         launched: the user's launcher command, if the script was given by one.
         front_end: the command of a front end that was typed, such as `"axolotl"`; empty: none.
+        typed: that command with its arguments.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Plan:
     script: UserScript | None = None
     launched: Launched | None = None
     front_end: str = ""
+    typed: tuple[str, ...] = ()
 
     @property
     def launch(self) -> str:
@@ -86,14 +88,15 @@ class Plan:
         return self.proposed is not None and any(each.engine for each in self.proposed.candidate.choices)
 
     def launch_with(self, path: str) -> str:
-        """The same with a plan file's settings: `"memkit run train.py --plan plan.yaml --"`."""
+        """The same with a plan file's settings: `"memkit run train.py --plan plan.yaml -- ARGUMENTS"`; of a launcher
+        or a front end memkit starts the command itself, in whose environment there need be no memkit."""
+        if self.typed:
+            return f"memkit run --plan {shlex.quote(path)} -- {shlex.join(self.typed)}"
         if self.launched is not None:
-            script = self.launched.script
-            target = ("-m", script.target) if script.is_module else (script.target,)
-            own = UserScript("hf_memkit", True, ("run", *target, "--plan", path, "--"))
-            return self._threads + shlex.join(self.launched.with_script(own))
+            words = self.launched.with_script(replace(self.launched.script, arguments=()))
+            return f"{self._threads}memkit run --plan {shlex.quote(path)} -- {shlex.join(words)} ARGUMENTS"
         memkit = f"{self._launcher} -m hf_memkit" if self._launcher else "memkit"
-        return f"{memkit} run {self._typed} --plan {shlex.quote(path)} --"
+        return f"{memkit} run {self._typed} --plan {shlex.quote(path)} -- ARGUMENTS"
 
     @property
     def _launcher(self) -> str:

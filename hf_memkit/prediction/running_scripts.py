@@ -90,7 +90,9 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
         return
     variable, engine = launchers_engine(environment) or ("", "")
     if engine not in ("", "DeepSpeed"):
-        instead = f"unset {variable.partition('=')[0]} to have an answer without it"
+        name = variable.partition("=")[0]
+        by = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"
+        instead = f"{by} to have an answer without it"
         raise InputError(
             f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}"
         )

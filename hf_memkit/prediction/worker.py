@@ -110,8 +110,10 @@ class Worker:
         return self._run({"command": list(words), "environment": dict(environment), "folder": str(Path.cwd())}, [])
 
     def _run(self, job: dict[str, Any], files: list[int]) -> tuple[Mapping[str, Any] | None, str | None]:
-        with self._lock, tempfile.TemporaryDirectory() as folder:
-            self.wait()
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._lock)
+            self.wait()  # from here on the child removes the folder, should this process be killed
+            folder = held.enter_context(tempfile.TemporaryDirectory())
             result = Path(folder) / "result.json"
             job |= {"result": str(result), "files": len(files)}
             assert self._process is not None and self._process.stdin is not None and self._files is not None

@@ -22,7 +22,19 @@ LAUNCHER_CASES: dict[str, list[Case]] = {
     "accelerate-unknown-key": [
         Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
     ],
+    "accelerate-wrong-value": [
+        Case("distributed_type", yaml_of(distributed_type="deepspeed"), yaml_of(distributed_type=False)),
+        Case("mixed_precision", yaml_of(mixed_precision=False), yaml_of(mixed_precision="no")),
+        Case("mixed_precision", yaml_of(mixed_precision="bfloat16"), yaml_of(mixed_precision="BF16")),
+        Case("deepspeed_config", yaml_of(deepspeed_config="ds.json"), yaml_of(deepspeed_config=None)),
+        Case("num_processes", yaml_of(num_processes="two"), yaml_of(num_processes="2")),
+    ],
+    "accelerate-json-missing": [
+        Case("deepspeed_config.deepspeed_config_file", yaml_of(**section(deepspeed_config_file="/no/ds.json")),
+             yaml_of(**section(deepspeed_config_file=__file__))),
+    ],
     "accelerate-key-unread": [
+        Case("deepspeed_config.zero_stge", yaml_of(**section(zero_stge=3)), yaml_of(**section(zero_stage=3))),
         Case("deepspeed_config.overlap_comm", yaml_of(**section(zero_stage=2, overlap_comm=True)),
              yaml_of(**section(zero_stage=2, zero3_init_flag=False, deepspeed_multinode_launcher="standard"))),
         Case("deepspeed_config.offload_param_nvme_path",

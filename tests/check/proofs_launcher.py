@@ -29,6 +29,22 @@ def accelerate_unknown_key() -> None:
     refused("had unknown keys (['zero_stage'])", lambda: launched({**DEEPSPEED, "zero_stage": 3}))
 
 
+@plain_proof("accelerate-wrong-value", fails="loud")
+def accelerate_wrong_value() -> None:
+    refused("not a valid DistributedType", lambda: launched({**DEEPSPEED, "distributed_type": "deepspeed"}))
+    refused("Unknown mixed_precision mode", lambda: launched({**DEEPSPEED, "mixed_precision": "bfloat16"}))
+    refused("lower", lambda: launched({**DEEPSPEED, "mixed_precision": False}))
+    refused("keys", lambda: launched({**DEEPSPEED, "deepspeed_config": "ds.json"}))
+    refused("two", lambda: launched({**DEEPSPEED, "num_processes": "two"}))
+    launched({**DEEPSPEED, "distributed_type": False, "num_processes": 1})
+
+
+@plain_proof("accelerate-json-missing", fails="loud")
+def accelerate_json_missing() -> None:
+    section = {"deepspeed_config_file": "none.json"}
+    refused("none.json", lambda: trained_with({**DEEPSPEED, "deepspeed_config": section}))
+
+
 @plain_proof("accelerate-key-unread", fails="silent")
 def accelerate_key_unread() -> None:
     with_it = launched({**DEEPSPEED, "deepspeed_config": {"zero_stage": 2, "overlap_comm": "seen"}})

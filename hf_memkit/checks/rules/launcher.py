@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.checks.accelerate_files import SECTION, own_engine
@@ -19,6 +20,9 @@ _IN_THE_JSON: Final = (
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 )  # fmt: skip
 """Keys that may not stand beside a DeepSpeed JSON (accelerate 1.15.0: utils/dataclasses.py 1507-1532)."""
+
+
+_JSON: Final = "deepspeed_config_file"
 
 
 def _engine_section(subject: Subject) -> Mapping[str, Any]:
@@ -39,6 +43,51 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Found]:
             yield Found(str(key), value, fix=f"delete the key{meant}" if meant else "", launcher=True)
 
 
+_KINDS: Final = (
+    "NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU",
+    "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "MEGATRON_LM",
+)  # fmt: skip
+_PRECISIONS: Final = ("no", "fp8", "fp16", "bf16")
+
+
+@any_job.error(
+    why="the launcher fails at this value",
+    fix="write a value that it takes",
+    source="accelerate 1.15.0: utils/dataclasses.py, `DistributedType`, `PrecisionType`; commands/launch.py",
+)
+def accelerate_wrong_value(subject: Subject) -> Iterator[Found]:
+    content = subject.launcher or {}
+    kind, precision = content.get("distributed_type", "NO"), content.get("mixed_precision")
+    if kind is not False and kind not in _KINDS:  # YAML takes a bare NO for false, which accelerate accepts
+        meant = did_you_mean(str(kind).upper(), _KINDS)
+        yield Found("distributed_type", kind, fix=f"write one of {', '.join(_KINDS)}{meant}", launcher=True)
+    if precision is False:
+        why = "YAML takes a bare no for false, at which the launcher fails"
+        yield Found("mixed_precision", precision, why=why, fix="write 'no', in quotes", launcher=True)
+    elif precision is not None and str(precision).lower() not in _PRECISIONS:
+        yield Found("mixed_precision", precision, fix=f"write one of {', '.join(_PRECISIONS)}", launcher=True)
+    if content.get(SECTION) is not None and not isinstance(content[SECTION], Mapping):
+        yield Found(SECTION, content[SECTION], fix="write its keys below it, indented", launcher=True)
+    for name in ("num_processes", "num_machines"):
+        number = content.get(name)
+        if number is not None and not str(number).lstrip("-").isdigit():
+            yield Found(name, number, fix="write a whole number", launcher=True)
+
+
+@any_job.error(
+    why="there is no such file: the training fails before its model is loaded",
+    fix="correct the path",
+    source="accelerate 1.15.0: utils/deepspeed.py, `HfDeepSpeedConfig`",
+)
+def accelerate_json_missing(subject: Subject) -> Iterator[Found]:
+    named = _engine_section(subject).get(_JSON)
+    if own_engine(subject.launcher or {}) != "DEEPSPEED" or named in (None, "none") or not subject.launcher_file:
+        return
+    beside = Path(subject.launcher_file).parent
+    if not any((place / str(named)).is_file() for place in (Path(), beside)):
+        yield Found(f"{SECTION}.{_JSON}", named, launcher=True)
+
+
 @any_job.warning(
     why="the launcher passes it on to nobody: the key has no effect",
     fix="delete the key, or set it in a DeepSpeed JSON (deepspeed_config_file)",
@@ -50,7 +99,9 @@ def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
         if key in known:
             continue
         if not key.endswith("_nvme_path"):
-            yield Found(f"{SECTION}.{key}", value, launcher=True)
+            meant = did_you_mean(str(key), known)
+            fix = "" if not meant else f"delete the key{meant}"
+            yield Found(f"{SECTION}.{key}", value, fix=fix, launcher=True)
         elif section.get(key.replace("nvme_path", "device")) == "nvme":
             why = "the launcher passes it on to nobody: DeepSpeed swaps to a folder named none"
             fix = "set the path in a DeepSpeed JSON (deepspeed_config_file)"
@@ -81,6 +132,3 @@ def accelerate_key_beside_json(subject: Subject) -> Iterator[Found]:
             yield Found(f"{SECTION}.{key}", section[key], launcher=True)
     if launcher.get("mixed_precision") is not None:
         yield Found("mixed_precision", launcher["mixed_precision"], launcher=True)
-
-
-_JSON: Final = "deepspeed_config_file"

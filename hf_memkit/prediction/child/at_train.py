@@ -239,8 +239,8 @@ def _refuse(trainer: Any, device_type: str) -> None:
     if precision != "no" and not getattr(arguments, precision, False):
         instead = f"{precision}=True" if hasattr(arguments, precision) else "bf16=True or fp16=True"
         raise Unmodelled(
-            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out. Unset it, and "
-            f"give the script {instead}"
+            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out (accelerate "
+            f"launch: mixed_precision). Give the script {instead}, too, or unset it"
         )
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:

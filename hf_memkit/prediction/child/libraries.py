@@ -25,6 +25,7 @@ import importlib.util
 import inspect
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -207,12 +208,20 @@ def _constants_can_be_copied() -> None:
 def _tensors_become_numbers() -> None:
     """`torch.tensor([a, b])` of tensors reads their numbers past all modes (torch 2.13: csrc/utils/tensor_new.cpp,
     `recursive_store`), such as the positions that Qwen2.5-VL puts together (transformers 5.23.0:
-    modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch."""
+    modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
+
+    In autograd's own thread, where checkpointed layers run again, no mode makes a tensor on the GPU at once: it is
+    made here, and moved (transformers 5.19: modeling_flash_attention_utils.py, packed sequences)."""
     make = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         try:
             return make(data, **options)
+        except NotImplementedError:
+            if options.get("device") is None or threading.current_thread() is threading.main_thread():
+                raise
+            device = options.pop("device")
+            return make(data, **options).to(device)
         except RuntimeError:
             fakes = [leaf for leaf in tree_leaves(data) if isinstance(leaf, FakeTensor)]
             if not fakes or isinstance(data, FakeTensor):

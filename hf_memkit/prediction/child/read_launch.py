@@ -85,7 +85,7 @@ def _accelerate(words: list[str]) -> Found:
     processes = int(arguments.num_processes or 1)
     on_cpu = arguments.cpu or getattr(arguments, "use_cpu", False)
     if arguments.use_deepspeed and not on_cpu:
-        fields = list(defaults.deepspeed_config) if defaults else []
+        fields = list(defaults.deepspeed_config.keys()) if defaults else []
         fields += ["mixed_precision"] if precision_of_config else []
         arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
         environment = variables.prepare_deepspeed_cmd_env(arguments)[1]
