@@ -40,7 +40,8 @@ ELSEWHERE = {
     "--python": "tests/predict_script/test_environments.py",
     "--compare-with": "tests/predict_script/test_environments.py",
     "-- torchrun": "tests/test_launched.py",
-    "-- llamafactory-cli": "tests/predict_script/test_older_libraries.py",
+    "-- llamafactory-cli": "benchmarks/front_ends.py",
+    "-- trl sft": "benchmarks/front_ends.py",
     "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",
     "my_package.train": "tests/run/test_as_python.py",
     "tickets": "tests/engine/test_own_recipe.py",
@@ -117,6 +118,8 @@ def make_files(process: Loaded, folder: Path) -> None:
     (folder / "chats.jsonl").write_text(f"{json.dumps(chat)}\n" * 40)
     (folder / "mine.json").write_text('{"train_file": "x.txt", "activation_checkpointing": false}')
     (folder / "args.yaml").write_text("output_dir: out\nbf16: true\ndeepspeed: ds.json\n")
+    launcher = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_processes": 8}
+    (folder / "zero3.yaml").write_text(json.dumps({**launcher, "deepspeed_config": {"zero3_init_flag": True}}))
     synthetic_records.write(folder / "out", synthetic_records.healthy(20))
     for command in (
         "memkit ds copy zero2-offload ds.json",

@@ -18,7 +18,7 @@ from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.errors import InputError
 from hf_memkit.setup import Setup
 
-__all__ = ["check", "check_file", "deepspeed_of", "not_checked", "read_subject"]
+__all__ = ["check", "check_file", "deepspeed_of", "deepspeed_of_launcher", "not_checked", "read_subject"]
 
 assert rules.__path__  # imported for the registry that it fills
 
@@ -109,7 +109,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
         gpus, nodes = processes(file.content)
         known = {"gpus": gpus, "nodes": nodes} | {name: each for name, each in known.items() if each is not None}
         known |= {"launcher": file.content, "launcher_file": str(file.path)}
-        config = _deepspeed_of_launcher(file, own)
+        config = deepspeed_of_launcher(file, own)
     if file.kind == "arguments":
         if arguments is not None:
             raise InputError(f"{file.path}: this is an argument file; --args is for a DeepSpeed JSON. Omit it")
@@ -122,7 +122,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     return Subject(**known)
 
 
-def _deepspeed_of_launcher(file: File, arguments: Mapping[str, Any] | None) -> File | None:
+def deepspeed_of_launcher(file: File, arguments: Mapping[str, Any] | None = None) -> File | None:
     """The DeepSpeed config of a job that accelerate launches: the JSON of the arguments or of the YAML, or the YAML's
     own; None if it chooses another engine, or none, or its JSON does not exist."""
     if own_engine(file.content) != "DEEPSPEED":

@@ -77,7 +77,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         InputError: there is no such file.
     """
     from hf_memkit.argument_values import checked, misspelt
-    from hf_memkit.checks.apply import deepspeed_of
+    from hf_memkit.checks.apply import deepspeed_of, deepspeed_of_launcher
     from hf_memkit.checks.reading import read
     from hf_memkit.compat import current_name
     from hf_memkit.former_arguments import former_arguments
@@ -94,6 +94,10 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         return {}, [f"--args ignored: {file.path}: {file.refusal}"]
     if file.kind == "recipe":
         return {}, [f"--args ignored: {file.path}: a recipe. Give the arguments of the job"]
+    if file.kind == "accelerate":
+        engine = deepspeed_of_launcher(file)
+        said = f"{file.path}: a config of accelerate launch; all but its DeepSpeed keys is ignored"
+        return ({"deepspeed": engine.content} if engine is not None else {}), [said]
     sections = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
     if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
         return {"deepspeed": file.content}, []

@@ -70,6 +70,8 @@ def test_the_eight_bit_optimizer_of_another_tool_is_paged_next() -> None:
         ("per_device_train_batch_size: eight\n", True, ("per_device_train_batch_size", None)),
         ("per_device_train_batch_size: 2\nper_device_train_batch_size: 6\n", True, ("per_device_train_batch_size", 6)),
         ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", True, ("per_device_train_batch_size", None)),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n", True,
+         ("per_device_train_batch_size", None)),
         ("zero_optimization: {stage: 2}\ntrain_micro_batch_size_per_gpu: 6\n", False,
          ("train_micro_batch_size_per_gpu", 6)),
         ("a: [1\n", True, ("per_device_train_batch_size", None)),
