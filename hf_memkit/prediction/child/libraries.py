@@ -217,13 +217,11 @@ def _tensors_become_numbers() -> None:
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         try:
             return make(data, **options)
-        except NotImplementedError:
-            if options.get("device") is None or threading.current_thread() is threading.main_thread():
-                raise
-            device = options.pop("device")
-            return make(data, **options).to(device)
         except RuntimeError:
             fakes = [leaf for leaf in tree_leaves(data) if isinstance(leaf, FakeTensor)]
+            if not fakes and options.get("device") and threading.current_thread() is not threading.main_thread():
+                device = options.pop("device")
+                return make(data, **options).to(device)
             if not fakes or isinstance(data, FakeTensor):
                 raise
         dtype = functools.reduce(torch.promote_types, (each.dtype for each in fakes))
