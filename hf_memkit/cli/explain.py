@@ -96,8 +96,8 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         return {}, [f"--args ignored: {file.path}: a recipe. Give the arguments of the job"]
     if file.kind == "accelerate":
         engine = deepspeed_of_launcher(file)
-        said = f"{file.path}: a config of accelerate launch; all but its DeepSpeed keys is ignored"
-        return ({"deepspeed": engine.content} if engine is not None else {}), [said]
+        note = f"{file.path}: a config of accelerate launch; keys other than DeepSpeed's are ignored"
+        return ({"deepspeed": engine.content} if engine is not None else {}), [note]
     sections = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
     if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
         return {"deepspeed": file.content}, []

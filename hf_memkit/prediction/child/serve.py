@@ -3,8 +3,8 @@
 A line of JSON comes in, `{"script": …, "result": PATH, "files": 0 | 2}`; a line goes out when the case is over,
 `{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. Two files are the script's
 standard input, and where it writes; they come through the socket whose number is the argument. A case may change its
-process as it likes, and die in it: the next one starts from the same loaded libraries. In the place of a script there
-may be the words of a launcher's `"command"`, with its `"environment"` and `"folder"`.
+process as it likes, and die in it: the next one starts from the same loaded libraries. A line may hold a launcher's
+command instead of a script: its words (`"command"`), `"environment"` and `"folder"`.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
 with all that it started, and the folders are removed that the other one made for it; so is what a script leaves when
@@ -182,8 +182,8 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
 
 def _command(job: dict[str, Any], result: Path, answers: int) -> None:
     """Reads the command of a launcher, whose parser says what is wrong before it ends the process."""
-    said = result.with_name("said")
-    output = os.open(said, os.O_RDWR | os.O_CREAT)
+    printed = result.with_name("printed")
+    output = os.open(printed, os.O_RDWR | os.O_CREAT)
     for number in (1, 2):
         os.dup2(output, number)
     os.close(answers)
@@ -199,7 +199,9 @@ def _command(job: dict[str, Any], result: Path, answers: int) -> None:
         found = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
     except SystemExit as left:
         sys.stdout.flush()
-        lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()] if left.code else []
+        lines = (
+            [line for line in printed.read_text(errors="replace").splitlines() if line.strip()] if left.code else []
+        )
         found = {"error": (lines or [f"its parser ended: exit code {left.code or 0}"])[-1].rpartition("error: ")[2]}
     result.write_text(json.dumps(found))
 
