@@ -23,6 +23,8 @@ __all__ = [
     "OLDEST",
     "FreeOrder",
     "accelerate_keys",
+    "accelerate_options_for_deepspeed",
+    "accelerate_values",
     "argument_types",
     "current_name",
     "fields",
@@ -194,6 +196,15 @@ def accelerate_keys() -> frozenset[str]:
     """Keys of the YAML of `accelerate launch` (accelerate 1.15.0: commands/config/config_args.py)."""
     classes = _classes("accelerate", "commands/config/config_args.py")
     return frozenset(name for made in classes.values() for name, _ in _declared(made))
+
+
+@cache
+def accelerate_values(kind: str) -> tuple[str, ...]:
+    """What an enumeration of accelerate allows, such as `"DistributedType"`; empty without accelerate (accelerate
+    1.15.0: utils/dataclasses.py)."""
+    made = _classes("accelerate", "utils/dataclasses.py").get(kind)
+    members = (each.value for each in (made.body if made is not None else ()) if isinstance(each, ast.Assign))
+    return tuple(str(value.value) for value in members if isinstance(value, ast.Constant))
 
 
 @cache

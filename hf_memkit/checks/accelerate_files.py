@@ -89,7 +89,10 @@ def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | 
 
 
 def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
-    """The problem of the DeepSpeed config, at the YAML's key; None if it is advice that the YAML has no key for."""
+    """The problem of the DeepSpeed config, at the YAML's key; None if it is advice that the YAML has no key for, or if
+    a rule about the YAML says it."""
+    if problem.rule == "nvme-path-missing":
+        return None
     key = _KEYS.get(problem.key)
     if key is None:
         if problem.severity == "hint":

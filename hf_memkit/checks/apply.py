@@ -51,8 +51,12 @@ def _apply(subject: Subject) -> list[Problem]:
 
 def _as_written(problem: Problem, subject: Subject) -> Problem | None:
     """A problem of a config that stands in accelerate's YAML, at the keys that the YAML has."""
-    own = RULES[problem.rule].module == "launcher" or problem.file != subject.config_file
-    return problem if own else in_the_yaml(problem, subject.launcher or {})
+    if RULES[problem.rule].module == "launcher":
+        return problem
+    if problem.file != subject.config_file:
+        needs = "in a DeepSpeed JSON (deepspeed_config_file)"
+        return replace(problem, fix=problem.fix.replace("in the DeepSpeed config", needs))
+    return in_the_yaml(problem, subject.launcher or {})
 
 
 def _stage_is_wrong(subject: Subject, found: list[Problem]) -> bool:

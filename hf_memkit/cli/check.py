@@ -74,7 +74,8 @@ def check(
 ) -> int:
     """Prints every problem of every file. Returns 1 if one has the severity `fail_on` or a worse one, otherwise 0.
 
-    Of several files those of a kind that memkit does not check are hints, and the others are checked.
+    Of several files those of a kind that memkit does not check are hints. Where one cannot be read, the others are
+    checked and printed first.
 
     Raises:
         InputError: a file cannot be read (names file, line and column), none is of a kind that memkit checks, the
@@ -92,10 +93,16 @@ def check(
         raise InputError(f"--json and --output-format {output_format}: two formats. Give only one")
     if nvme_path is not None and not user_path(nvme_path).is_dir():
         raise InputError(f"--nvme-path {nvme_path}: no such folder. Give a folder on the disk for the swap files")
-    read_files = [read(path) for path in files]  # before anything is computed: one of them may be unreadable
+    read_files: list[File] = []
+    unreadable: list[str] = []
+    for path in files:
+        try:
+            read_files.append(read(path))
+        except InputError as error:
+            unreadable.append(str(error))
     others = {file.path: other for file in read_files if (other := not_checked(file)) is not None}
-    if others and len(others) == len(read_files):
-        raise InputError("\n".join(f"{path}: {other}" for path, other in others.items()))
+    if len(others) == len(read_files):
+        raise InputError("\n".join([*(f"{path}: {other}" for path, other in others.items()), *unreadable]))
     arguments = None if args is None else read(args)
     described = any((gpu, gpu_memory, ram))
     if model is not None:
@@ -116,7 +123,9 @@ def check(
 
         print(json.dumps(sarif(problems), indent=2))
     else:
-        _print(problems, files)
+        _print(problems, [file.path for file in read_files])
+    if unreadable:
+        raise InputError("\n".join(unreadable))
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     return 1 if any(problem.severity in failing for problem in problems) else 0
 

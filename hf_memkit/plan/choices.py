@@ -175,7 +175,10 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     if facts["scaled_by_accumulation"]:
         return "another method", undivided(facts)
     if facts["fixed_by_deepspeed"]:
-        return "another method", f'the DeepSpeed JSON fixes {", ".join(facts["fixed_by_deepspeed"])}; write "auto"'
+        return (
+            "another method",
+            f"the DeepSpeed config fixes {', '.join(facts['fixed_by_deepspeed'])}; omit it there, or write auto",
+        )
     if facts["late_batch"]:
         return "another method", "the script sets its batch after it creates its Trainer"
     said = []
@@ -287,7 +290,7 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
     name = "8-bit AdamW"
     if facts["arguments"].get("deepspeed"):
-        left_out[name] = "the script's DeepSpeed JSON may set its own optimizer"
+        left_out[name] = "memkit does not plan it together with DeepSpeed"
         return
     if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
         left_out[name] = "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
@@ -336,7 +339,7 @@ def _without_padding(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Al
 def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
     if facts["arguments"].get("deepspeed"):
         if nvme_path is not None:
-            left_out[ON_DISK] = "the script has its own DeepSpeed JSON"
+            left_out[ON_DISK] = "the training has its own DeepSpeed config"
         return
     obstacles = {
         "the model is quantised": facts["quantised"],

@@ -243,7 +243,7 @@ def predicted_training(
     facts = about["plan"]
     emulated = emulated_bf16(
         machine.gpu, facts["arguments"], dtypes=facts["dtypes"], trained=facts["trained_dtypes"],
-        config=(about["deepspeed"] or {}).get("config"),
+        config=(about["deepspeed"] or {}).get("written"),
     )  # fmt: skip
 
     def of_part(trace: Trace, notes: list[str]) -> Prediction:

@@ -37,7 +37,9 @@ LAUNCHER_CASES: dict[str, list[Case]] = {
         Case("deepspeed_config.zero_stge", yaml_of(**section(zero_stge=3)), yaml_of(**section(zero_stage=3))),
         Case("deepspeed_config.overlap_comm", yaml_of(**section(zero_stage=2, overlap_comm=True)),
              yaml_of(**section(zero_stage=2, zero3_init_flag=False, deepspeed_multinode_launcher="standard"))),
-        Case("deepspeed_config.offload_param_nvme_path",
+    ],
+    "accelerate-nvme-path": [
+        Case("deepspeed_config.offload_param_device",
              yaml_of(**section(offload_param_device="nvme", offload_param_nvme_path="/data")),
              yaml_of(**section(offload_param_device="cpu", offload_param_nvme_path="none"))),
     ],

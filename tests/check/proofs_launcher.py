@@ -50,6 +50,10 @@ def accelerate_key_unread() -> None:
     with_it = launched({**DEEPSPEED, "deepspeed_config": {"zero_stage": 2, "overlap_comm": "seen"}})
     assert with_it["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "2"
     assert not any("overlap" in name.lower() or each == "seen" for name, each in with_it.items())
+
+
+@plain_proof("accelerate-nvme-path", fails="silent")
+def accelerate_nvme_path() -> None:
     swaps = {"zero_stage": 3, "offload_param_device": "nvme", "offload_param_nvme_path": "/seen"}
     config = trained_with({**DEEPSPEED, "deepspeed_config": swaps}).deepspeed_plugin.deepspeed_config
     assert config["zero_optimization"]["offload_param"] == {"device": "nvme", "nvme_path": "none"}

@@ -96,6 +96,29 @@ def test_the_json_that_it_names_is_checked_with_it(tmp_path: Path) -> None:
     assert ("trainer-mismatch", "gradient_accumulation_steps", "error") in found
 
 
+def test_advice_that_takes_a_json_says_so(tmp_path: Path) -> None:
+    """Would notice: a key that the YAML cannot have, and two findings about one path."""
+    section = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
+    (tmp_path / "acc.yaml").write_text(yaml.safe_dump({**DEEPSPEED, "deepspeed_config": section}))
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump({**ARGUMENTS, "optim": "adamw_bnb_8bit"}))
+    (replaced,) = [
+        each for each in check_file(tmp_path / "acc.yaml", tmp_path / "args.yaml") if each.rule == "optimizer-replaced"
+    ]
+    assert "in a DeepSpeed JSON (deepspeed_config_file)" in replaced.fix
+    section |= {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/data"}
+    found = said(tmp_path, {**DEEPSPEED, "deepspeed_config": section}, ARGUMENTS)
+    assert [rule for rule, key, _ in found if "nvme" in rule or "offload_optimizer" in key] == ["accelerate-nvme-path"]
+
+
+def test_one_file_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "acc.yaml").write_text(yaml.safe_dump({**DEEPSPEED, "zero_stage": 3}))
+    assert main(["check", str(tmp_path / "no.json"), str(tmp_path / "acc.yaml")]) == 2
+    output = capsys.readouterr()
+    assert "accelerate-unknown-key" in output.out and "no.json" in output.err
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "multi_gpu", "single_gpu", "fsdp1", "fsdp2"])
 def test_trl_s_own_are_right(tmp_path: Path, name: str) -> None:
     trl = pytest.importorskip("trl")

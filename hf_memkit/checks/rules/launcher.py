@@ -9,7 +9,7 @@ from typing import Any, Final
 from hf_memkit.checks.accelerate_files import SECTION, own_engine
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.compat import accelerate_keys, accelerate_options_for_deepspeed
+from hf_memkit.compat import accelerate_keys, accelerate_options_for_deepspeed, accelerate_values
 from hf_memkit.errors import did_you_mean
 
 _CONVERTED: Final = frozenset({"dynamo_backend", "fp16"})
@@ -43,13 +43,6 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Found]:
             yield Found(str(key), value, fix=f"delete the key{meant}" if meant else "", launcher=True)
 
 
-_KINDS: Final = (
-    "NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU",
-    "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "MEGATRON_LM",
-)  # fmt: skip
-_PRECISIONS: Final = ("no", "fp8", "fp16", "bf16")
-
-
 @any_job.error(
     why="the launcher fails at this value",
     fix="write a value that it takes",
@@ -58,14 +51,15 @@ _PRECISIONS: Final = ("no", "fp8", "fp16", "bf16")
 def accelerate_wrong_value(subject: Subject) -> Iterator[Found]:
     content = subject.launcher or {}
     kind, precision = content.get("distributed_type", "NO"), content.get("mixed_precision")
-    if kind is not False and kind not in _KINDS:  # YAML takes a bare NO for false, which accelerate accepts
-        meant = did_you_mean(str(kind).upper(), _KINDS)
-        yield Found("distributed_type", kind, fix=f"write one of {', '.join(_KINDS)}{meant}", launcher=True)
+    kinds, precisions = accelerate_values("DistributedType"), accelerate_values("PrecisionType")
+    if kinds and kind is not False and kind not in kinds:  # YAML takes a bare NO for false, which accelerate accepts
+        meant = did_you_mean(str(kind).upper(), kinds)
+        yield Found("distributed_type", kind, fix=f"write one of {', '.join(kinds)}{meant}", launcher=True)
     if precision is False:
         why = "YAML takes a bare no for false, at which the launcher fails"
         yield Found("mixed_precision", precision, why=why, fix="write 'no', in quotes", launcher=True)
-    elif precision is not None and str(precision).lower() not in _PRECISIONS:
-        yield Found("mixed_precision", precision, fix=f"write one of {', '.join(_PRECISIONS)}", launcher=True)
+    elif precisions and precision is not None and str(precision).lower() not in precisions:
+        yield Found("mixed_precision", precision, fix=f"write one of {', '.join(precisions)}", launcher=True)
     if content.get(SECTION) is not None and not isinstance(content[SECTION], Mapping):
         yield Found(SECTION, content[SECTION], fix="write its keys below it, indented", launcher=True)
     for name in ("num_processes", "num_machines"):
@@ -102,10 +96,18 @@ def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
             meant = did_you_mean(str(key), known)
             fix = "" if not meant else f"delete the key{meant}"
             yield Found(f"{SECTION}.{key}", value, fix=fix, launcher=True)
-        elif section.get(key.replace("nvme_path", "device")) == "nvme":
-            why = "the launcher passes it on to nobody: DeepSpeed swaps to a folder named none"
-            fix = "set the path in a DeepSpeed JSON (deepspeed_config_file)"
-            yield Found(f"{SECTION}.{key}", value, why=why, fix=fix, launcher=True)
+
+
+@any_job.error(
+    why="the launcher passes no folder on: DeepSpeed swaps to a folder named none, below the working directory",
+    fix="set device and nvme_path in a DeepSpeed JSON (deepspeed_config_file)",
+    source="accelerate 1.15.0: utils/launch.py 431-597; utils/dataclasses.py 1226-1325",
+)
+def accelerate_nvme_path(subject: Subject) -> Iterator[Found]:
+    section = _engine_section(subject)
+    for key in ("offload_optimizer_device", "offload_param_device"):
+        if section.get(key) == "nvme" and not section.get(_JSON) and own_engine(subject.launcher or {}) == "DEEPSPEED":
+            yield Found(f"{SECTION}.{key}", "nvme", launcher=True)
 
 
 @any_job.warning(

@@ -33,6 +33,9 @@ _UNKNOWN: Final = 3
 """Stands for the number of GPUs of the machine that will train, which is unknown here. accelerate asks only whether
 there are several."""
 
+_OF_MACHINES: Final = ("machine_rank", "main_process_ip")
+"""What accelerate needs to know where several machines train: without it, it fails."""
+
 _NO_PYTHON: Final = "--no_python: the program is no Python script; omit it"
 
 Found = dict[str, Any]
@@ -82,6 +85,8 @@ def _accelerate(words: list[str]) -> Found:
     if arguments.tpu or getattr(arguments, "compute_environment", "LOCAL_MACHINE") == "AMAZON_SAGEMAKER":
         raise ValueError("a TPU or SageMaker; memkit predicts GPUs: set distributed_type and compute_environment")
     nodes = int(arguments.num_machines or 1)
+    if nodes > 1 and (missing := [name for name in _OF_MACHINES if getattr(arguments, name) is None]):
+        raise ValueError(f"--num_machines {nodes}: give accelerate --{' and --'.join(missing)} too")
     processes = int(arguments.num_processes or 1)
     on_cpu = arguments.cpu or getattr(arguments, "use_cpu", False)
     if arguments.use_deepspeed and not on_cpu:

@@ -39,7 +39,8 @@ def without_engines() -> None:
     def post_init(self: Any) -> None:
         given, halves = self.deepspeed, {name: getattr(self, name) for name in _HALF}
         if not given and by_launcher:
-            given = _launchers_config(next((name for name, wanted in halves.items() if wanted), launchers))
+            asked = next((name for name, wanted in halves.items() if wanted), None)
+            given = _launchers_config(asked or launchers, by_arguments=asked is not None)
         if not given:
             return original(self)  # type: ignore[no-any-return]
         self.deepspeed = self.memkit_engine = None
@@ -54,18 +55,25 @@ def without_engines() -> None:
     TrainingArguments.__post_init__ = post_init
 
 
-def _launchers_config(precision: str) -> dict[str, Any]:
+def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
     """The config that `accelerate launch` has put into variables (transformers 5.23.0: training_args.py,
-    `__post_init__`). `precision`: that of the arguments, or else the launcher's."""
+    `__post_init__`).
+
+    Args:
+        precision: that of the arguments, or else the launcher's.
+        by_arguments: whether it is that of the arguments: `"auto"` in the config, so that it follows them in plans.
+    """
     from accelerate.utils.dataclasses import DeepSpeedPlugin
 
     plugin = DeepSpeedPlugin()
+    missing = [name for name in _HALF if name not in plugin.deepspeed_config]
     plugin.set_mixed_precision(precision)
-    return dict(plugin.deepspeed_config)
+    return {**plugin.deepspeed_config, **({name: {"enabled": "auto"} for name in missing} if by_arguments else {})}
 
 
 def about_engine(trainer: Any) -> dict[str, Any] | None:
-    """The config, and the trained model's parameters by size: what the ledger is computed from. None: no engine."""
+    """The config, resolved and as it is written, and the trained model's parameters by size: what the ledger is
+    computed from. None: no engine."""
     if getattr(trainer.args, "memkit_engine", None) is None:
         return None
     config = _resolved(trainer)
@@ -73,6 +81,7 @@ def about_engine(trainer: Any) -> dict[str, Any] | None:
     rows = [(name, each.numel(), each.requires_grad) for name, each in trainer.model.named_parameters()]
     return {
         "config": config,
+        "written": trainer.args.memkit_engine,
         "sizes": [size for _, size, _ in rows],
         "trained": [trained for _, _, trained in rows],
         "decayed": [name in decayed for name, _, _ in rows],

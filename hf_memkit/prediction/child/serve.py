@@ -199,10 +199,9 @@ def _command(job: dict[str, Any], result: Path, answers: int) -> None:
         found = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
     except SystemExit as left:
         sys.stdout.flush()
-        lines = (
-            [line for line in printed.read_text(errors="replace").splitlines() if line.strip()] if left.code else []
-        )
-        found = {"error": (lines or [f"its parser ended: exit code {left.code or 0}"])[-1].rpartition("error: ")[2]}
+        lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
+        why = lines[-1] if lines and left.code else f"its parser ended: exit code {left.code}"
+        found = {"error": why.rpartition("error: ")[2] if left.code else "starts no training; omit --help"}
     result.write_text(json.dumps(found))
 
 
