@@ -123,7 +123,7 @@ def check(
 
         print(json.dumps(sarif(problems), indent=2))
     else:
-        _print(problems, [file.path for file in read_files])
+        _print(problems, [str(file.path) for file in read_files])
     if unreadable:
         raise InputError("\n".join(unreadable))
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]

@@ -210,8 +210,9 @@ def _tensors_become_numbers() -> None:
     `recursive_store`), such as the positions that Qwen2.5-VL puts together (transformers 5.23.0:
     modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
 
-    In autograd's own thread, where checkpointed layers run again, no mode makes a tensor on the GPU at once: it is
-    made here, and moved (transformers 5.19: modeling_flash_attention_utils.py, packed sequences)."""
+    In autograd's own thread no mode makes a tensor on the GPU at once: it is made on the CPU, and moved. Liger's backward
+    compares its gradient with 1 there (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and layers that are
+    checkpointed run again (transformers 5.19: modeling_flash_attention_utils.py, packed sequences)."""
     make = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
@@ -252,19 +253,8 @@ def _tf32_is_available() -> None:
 
 def _kernels_are_not_launched() -> None:
     """A launch of a Triton kernel does nothing: its outputs are allocated around it, and hold nothing anyway
-    (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`).
-
-    Liger's backward of the loss compares its gradient with 1 first (liger_kernel 0.8.5:
-    ops/fused_linear_cross_entropy.py), a number that autograd's own thread cannot make on a fake GPU at once.
-    """
+    (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`)."""
     from triton.runtime import autotuner, jit
-
-    make = torch.tensor
-
-    def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
-        return make(data, **options) if device is None else make(data, **options).to(device)
-
-    torch.tensor = tensor  # type: ignore[assignment]
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         kernel = _kernel(self)
