@@ -210,9 +210,9 @@ def _tensors_become_numbers() -> None:
     `recursive_store`), such as the positions that Qwen2.5-VL puts together (transformers 5.23.0:
     modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
 
-    In autograd's own thread no mode makes a tensor on the GPU at once: it is made on the CPU, and moved. Liger's backward
-    compares its gradient with 1 there (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and layers that are
-    checkpointed run again (transformers 5.19: modeling_flash_attention_utils.py, packed sequences)."""
+    In autograd's own thread no mode makes a tensor on the GPU at once: it is made on the CPU, and moved. Liger's
+    backward compares its gradient with 1 there (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and layers
+    that are checkpointed run again (transformers 5.19: modeling_flash_attention_utils.py, packed sequences)."""
     make = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
