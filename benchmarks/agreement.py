@@ -10,8 +10,6 @@ from typing import Any, Final
 from hf_memkit.oom import parse_message
 from hf_memkit.units import GIB
 
-__all__ = ["BAR", "FIRST_STEPS", "agree", "agree_out_of_memory", "verdict"]
-
 BAR: Final = 0.02  # categories and peaks may be this share away from the allocator's
 FIRST_STEPS: Final = 2  # left out: libraries make their workspaces then, once in a process
 

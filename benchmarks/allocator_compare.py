@@ -18,8 +18,6 @@ from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory, address_r
 from hf_memkit.prediction.allocator_settings import AllocatorSettings
 from hf_memkit.prediction.replay import replay
 
-__all__ = ["Comparison", "Divergence", "compare"]
-
 _ADDRESSES: Final = 2**48
 
 

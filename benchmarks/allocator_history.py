@@ -26,8 +26,6 @@ from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_set
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES
 
-__all__ = ["GIVEN", "GIVEN_BACK", "Entry", "History", "read_history", "record_history"]
-
 GIVEN: Final = ("segment_alloc", "segment_map")
 GIVEN_BACK: Final = ("segment_free", "segment_unmap")
 _OTHERS: Final = ("alloc", "free_requested", "free_completed", "snapshot", "annotate", "oom")

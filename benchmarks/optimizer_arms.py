@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from hf_memkit.optimizers import find_optimizer
 
-__all__ = ["ARMS", "BASELINE", "Arm"]
-
 BASELINE: Final = "adamw-fused"
 """The arm, in fp32, that every other is compared with."""
 

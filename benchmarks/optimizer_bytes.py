@@ -31,8 +31,6 @@ from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.ledger import gradient_bytes, states_of
 from hf_memkit.train import optimizer_class_and_options
 
-__all__ = ["Measured", "main", "make_setup", "make_trainer", "measure", "state_tensors"]
-
 OUT: Final = Path(__file__).parent / "results" / "optimizer_bytes.json"
 SHARED_TABLES: Final = ("qmap1", "qmap2")
 """bitsandbytes keeps one table of 256 numbers for all signed states and one for all others: 2 KiB in all."""

@@ -28,8 +28,6 @@ from benchmarks.optimizer_arms import ARMS, BASELINE, Arm
 from benchmarks.optimizer_bytes import cuda_does_nothing
 from benchmarks.optimizer_text import Blocks, make_blocks
 
-__all__ = ["compare", "main", "make_model", "train"]
-
 VOCABULARY: Final = 1013
 LENGTH: Final = 64
 BATCH: Final = 8

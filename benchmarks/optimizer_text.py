@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Blocks", "make_blocks"]
-
 
 @dataclass(frozen=True)
 class Blocks:

@@ -15,8 +15,6 @@ from typing import Any, Final
 from benchmarks.stopwatch import Stopwatch, watching
 from hf_memkit.units import MIB
 
-__all__ = ["ARMS", "OURS", "PARTS", "Arm", "Size", "Timings", "make_model"]
-
 OUTER: Final = ("hf_memkit.callback.callback:MemoryReportCallback.on_*", "hf_memkit.memory.hooks:ModelHook.__call__")
 """Everything of ours that runs in a step runs inside one of these."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["PARAMETER_BYTES", "ParameterBytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class ParameterBytes:

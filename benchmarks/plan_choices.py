@@ -41,8 +41,6 @@ from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
 from benchmarks.published_summary import ALLOCATED  # noqa: E402
 
-__all__ = ["GROUPS", "evidence", "kind_of", "why_not"]
-
 GROUPS: Final = FOLDER / "groups.jsonl"
 _WORKS: Final = RESULTS / "plan_choice_works.json.gz"
 

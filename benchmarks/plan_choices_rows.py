@@ -31,8 +31,6 @@ from hf_memkit.units import GB
 from hf_memkit.zero.step_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.zero.traffic import StepTraffic, zero_traffic
 
-__all__ = ["further", "seconds_of", "traced"]
-
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _LINEARS: Final = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 _CORES: Final = {1: 32, 2: 32, 8: 128}

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["NOISE", "PLAN", "RULES", "WAYS", "WITHIN", "Setup", "case", "planned", "scores"]
-
 WITHIN: Final = 0.05
 """A choice that loses no more is as good as the best, by the bar that was set for plans."""
 NOISE: Final = 0.03

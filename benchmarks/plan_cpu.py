@@ -50,8 +50,6 @@ from hf_memkit.prediction.worker import Worker  # noqa: E402
 from hf_memkit.rates import Figure, GpuRates  # noqa: E402
 from hf_memkit.setup import Setup  # noqa: E402
 
-__all__ = ["BARS", "EIGHT", "SETUPS", "choices", "judged", "rank_correlation", "without_queue"]
-
 SEQUENCES: Final = 8
 """Of an optimizer step."""
 

@@ -29,8 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hf_memkit.setup import Setup
 
-__all__ = ["measured_rates", "trained"]
-
 _PRODUCT: Final = 2048
 """Rows, columns and summed dimension: three fp32 matrices take 50 MB, more than the last cache of this core."""
 

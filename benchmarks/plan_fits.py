@@ -19,8 +19,6 @@ from hf_memkit.hardware import described_machine
 from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import GIB
 
-__all__ = ["judged", "not_judged", "summary"]
-
 Row = Mapping[str, Any]
 Found = dict[str, Any]
 

@@ -16,8 +16,6 @@ from benchmarks.children import take_gpu
 from hf_memkit.prediction import gpu_memory
 from hf_memkit.units import MIB
 
-__all__ = ["run"]
-
 _SHAPES: Final = ((4, 16, 16, 2048, 64), (2, 32, 8, 4096, 128), (8, 12, 12, 1024, 64))
 """(batch, query heads, key heads, length, head size)."""
 

@@ -13,8 +13,6 @@ from typing import Any, Final, Literal
 
 from hf_memkit.architectures import ARCHITECTURES
 
-__all__ = ["MODELS", "Case", "Model", "cases"]
-
 Kind = Literal["calibrate", "script", "train", "edge", "history"]
 """`calibrate`: libraries measured directly; `script`: `memkit run --predict` of `gpu_script.py`; `train`: a setup,
 predicted and measured; `edge`: trained with the predicted smallest cap, and with less; `history`: the allocator's

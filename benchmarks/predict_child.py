@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from hf_memkit.units import GIB
 
-__all__ = ["run"]
-
 _POOL: Final = 2**20
 """Random numbers that are made once and repeated: drawing billions of them would take minutes."""
 

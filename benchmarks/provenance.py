@@ -11,8 +11,6 @@ from typing import Any, Final
 from hf_memkit import __version__
 from hf_memkit.hardware import this_machine
 
-__all__ = ["RESULTS", "provenance"]
-
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 _PACKAGES: Final = (
     "torch", "transformers", "accelerate", "deepspeed", "peft", "torchao", "datasets", "bitsandbytes", "lightning",

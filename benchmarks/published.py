@@ -49,8 +49,6 @@ from benchmarks.predict_peers import PEERS  # noqa: E402
 from benchmarks.provenance import RESULTS  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
 
-__all__ = ["FITTED_ON", "Evidence", "why_not"]
-
 FITTED_ON: Final = "peft-2026-07-lora--llama-3.2-3B-rank64-rslora"
 _ROWS: Final = [FOLDER / "memory.jsonl", FOLDER / "further.jsonl"]
 _LENGTHS: Final = range(600, 769)

@@ -15,21 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = [
-    "FOLDER",
-    "ROWS",
-    "adapter_of",
-    "attribute",
-    "config_of",
-    "example_of",
-    "family_of",
-    "kind_of",
-    "optimizer_of",
-    "precision_of",
-    "read_rows",
-    "transformers_config",
-]
-
 FOLDER: Final = Path(__file__).resolve().parent / "published_rows"
 ROWS: Final = "MEMKIT_PUBLISHED_ROWS"
 

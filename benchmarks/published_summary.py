@@ -22,11 +22,6 @@ ALLOCATED: Final = ("max_allocated", "active_bytes")
 RESERVED: Final = ("max_reserved", "nvml_less_context")
 """What a row's figure is to be compared with (`published.py` says what each is)."""
 
-__all__ = [
-    "Calibration", "Errors", "Protocol",
-    "allocated_error", "calibrations", "errors", "fitted_slack_mib", "halves", "protocol", "reserved_error",
-    "total_error",
-]  # fmt: skip
 
 Row = Mapping[str, Any]
 

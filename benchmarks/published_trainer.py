@@ -6,8 +6,6 @@ from typing import Any
 
 from transformers import Trainer
 
-__all__ = ["KeepsOutputs"]
-
 
 class KeepsOutputs(Trainer):  # type: ignore[misc]
     """The model's outputs, logits and KV cache among them, stay bound until the next forward pass has made others."""

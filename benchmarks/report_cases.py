@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["NEIGHBOUR_GIB", "Case", "cases"]
-
 NEIGHBOUR_GIB: Final = 4.0
 
 

@@ -15,8 +15,6 @@ from benchmarks.report_cases import NEIGHBOUR_GIB, Case
 from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.units import GIB
 
-__all__ = ["run"]
-
 REHEARSED: Final = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64, "vocab_size": 256}
 REHEARSED_STEPS: Final = 5
 NEIGHBOUR_STEPS: Final = 120

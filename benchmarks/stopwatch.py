@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-__all__ = ["Stopwatch", "watching"]
-
 
 class Stopwatch:
     """Adds up, for one thread. `lap` begins a step and ends the one before; what lies outside of steps does not count.

@@ -14,8 +14,6 @@ from typing import Any, Final, Literal
 from hf_memkit.presets.compose import with_techniques
 from hf_memkit.technique import TECHNIQUES, Technique, find_technique, in_order
 
-__all__ = ["COVERED", "LADDERS", "MODELS", "Case", "Comparison", "Size", "case", "cases", "comparisons", "rungs"]
-
 Data = Literal["equal", "unequal"]
 
 

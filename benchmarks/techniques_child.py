@@ -13,8 +13,6 @@ from benchmarks.techniques_cases import MODELS, Case, Size
 from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.units import GIB
 
-__all__ = ["run", "write_model"]
-
 VOCABULARY: Final = 500  # tokens of the tokenizer trained on the text; every model has more
 LEARNING_RATE: Final = 3e-4
 EVALUATED: Final = 32  # sequences

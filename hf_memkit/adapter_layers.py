@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from hf_memkit.models import Linear, ModelFacts
 
-__all__ = ["ALL_LINEAR", "adapted", "adapter_tensors", "named"]
-
 ALL_LINEAR: Final = "all-linear"
 """PEFT's word for every linear layer but the one that makes the logits (peft: tuners/tuners_utils.py)."""
 

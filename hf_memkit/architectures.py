@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["ARCHITECTURES", "Architecture", "built_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

@@ -22,8 +22,6 @@ from hf_memkit import compat
 from hf_memkit.errors import did_you_mean
 from hf_memkit.former_arguments import EXAMPLES, SHARED, ever_fields
 
-__all__ = ["checked", "convert", "misspelt", "unknown"]
-
 _NEAR: Final = 0.85
 """Least likeness (difflib) of a misspelling: `grad_accumulation_steps` has 0.92, `train_batch_size` 0.74."""
 

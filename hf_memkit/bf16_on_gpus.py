@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu
     from hf_memkit.setup import Setup
 
-__all__ = ["emulated_bf16", "emulated_by_setup", "unscaled_bf16", "unscaled_by_setup"]
-
 
 def emulated_bf16(
     gpu: Gpu | None,

@@ -20,10 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = [
-    "BOOT", "OLDEST_PYTHON", "PLACE", "command", "is_booted", "lend", "missing", "place_of", "places", "take_back",
-]  # fmt: skip
-
 BOOT = str(Path(__file__).resolve())
 OLDEST_PYTHON = (3, 11)
 

@@ -18,26 +18,6 @@ from typing import Any, Final, Literal
 
 from packaging.version import Version
 
-__all__ = [
-    "GENERATION_FIELDS",
-    "OLDEST",
-    "FreeOrder",
-    "accelerate_keys",
-    "accelerate_options_for_deepspeed",
-    "accelerate_values",
-    "argument_types",
-    "current_name",
-    "fields",
-    "free_order",
-    "is_on",
-    "name_in_version",
-    "names_of",
-    "stable_trl_classes",
-    "to_installed_arguments",
-    "torch_has_cuda",
-    "trl_classes",
-]
-
 OLDEST: Final = {"torch": "2.8", "transformers": "4.57", "accelerate": "1.3"}
 """Of each library that traces need the oldest version that works."""
 

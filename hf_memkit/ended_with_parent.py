@@ -19,8 +19,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["end_with", "ends_with_this", "watch"]
-
 _DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG
 
 

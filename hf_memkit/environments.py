@@ -24,8 +24,6 @@ from hf_memkit.boot import OLDEST_PYTHON
 from hf_memkit.compat import OLDEST
 from hf_memkit.errors import InputError
 
-__all__ = ["Environment", "find_environment", "missing_here", "python_of", "refuse_too_old", "refuse_too_old_here"]
-
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
 _LIMIT_S: Final = 60.0
 

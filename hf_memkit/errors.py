@@ -26,22 +26,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "DataError",
-    "DoesNotFitError",
-    "InputError",
-    "MemkitError",
-    "MissingPackageError",
-    "NoKernel",
-    "RecipeError",
-    "RunError",
-    "ScriptFailed",
-    "SettingError",
-    "TraceFailed",
-    "Unmodelled",
-    "did_you_mean",
-]
-
 
 class MemkitError(Exception):
     """Base of all errors that memkit raises on purpose."""

@@ -17,8 +17,6 @@ import yaml
 
 from hf_memkit import compat
 
-__all__ = ["EXAMPLES", "SHARED", "Former", "ever_fields", "former_arguments", "trl_in_use"]
-
 _DELETE: Final = "delete the key"
 
 _SUCCESSORS: Final[Mapping[str, str]] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["overflow_in_fp16"]
-
 _TYPES: Final = ("t5", "mt5", "umt5", "longt5")
 """Trained in bf16 with activations above that (huggingface/transformers issues 4586 and 5651). Of a class that is at
 hand, transformers says it itself."""

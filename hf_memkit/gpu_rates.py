@@ -22,9 +22,6 @@ from typing import Final
 
 from hf_memkit.rates import Figure, GpuRates
 
-__all__ = ["RATES", "VARIANTS", "Figure", "GpuRates", "rates_of"]
-
-
 _BOOK: Final = "stas00/ml-engineering@744d01e compute/accelerator/README.md"
 _MAMF: Final = f"{_BOOK}, MAMF"  # the best of many shapes
 _LLM_C: Final = "karpathy/llm.c@0e69e3a llmc/mfu.h"

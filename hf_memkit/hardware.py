@@ -28,21 +28,6 @@ from hf_memkit.memlock import can_lock
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 from hf_memkit.user_files import user_path
 
-__all__ = [
-    "SLOW_BF16",
-    "Gpu",
-    "Machine",
-    "bf16_slowdown",
-    "described_gpu",
-    "described_machine",
-    "gpu_of_size",
-    "has_kernels",
-    "named_gpu",
-    "this_machine",
-    "torch_with_kernels",
-    "use_one_gpu",
-]
-
 CONTEXT_BYTES = 500 * MIB
 """What the CUDA context and loaded kernels take outside PyTorch's allocator where that is not known of the GPU
 (`KnownGpu.context_mib`). Assumed: it differs by GPU, driver and torch, and 300 to 600 MiB is usual."""

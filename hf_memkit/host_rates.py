@@ -14,8 +14,6 @@ from typing import Final
 
 from hf_memkit.rates import Figure, GpuRates
 
-__all__ = ["GivenHost", "HostRates", "assumed_host", "measured_host"]
-
 _BLOCK_BYTES: Final = 128 << 20
 """Bytes of each thread's block: larger than its share of any cache."""
 

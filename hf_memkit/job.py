@@ -11,17 +11,6 @@ from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.units import GIB, format_gib
 
-__all__ = [
-    "DEFAULT_LENGTH",
-    "DEFAULT_MICRO_BATCH",
-    "DEFAULT_NVME",
-    "PROCESS_BYTES",
-    "Job",
-    "gpu_shortage",
-    "process_row",
-    "shortages",
-]
-
 DEFAULT_MICRO_BATCH: Final = 8
 """`per_device_train_batch_size` of TrainingArguments, where nobody says anything (transformers: training_args.py)."""
 

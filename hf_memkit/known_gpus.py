@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["KNOWN_GPUS", "VISIBLE_SHARE", "KnownGpu"]
-
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:

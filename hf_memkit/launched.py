@@ -24,8 +24,6 @@ from hf_memkit.compat import is_on
 from hf_memkit.errors import InputError, TraceFailed
 from hf_memkit.user_script import UserScript
 
-__all__ = ["Launched", "is_command", "launchers_engine", "read_command"]
-
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
 """The option of launchers, and its abbreviations."""

@@ -13,8 +13,6 @@ from typing import Any, get_args
 from hf_memkit.terms import Category, Phase, Place
 from hf_memkit.units import GIB
 
-__all__ = ["PLACES", "Ledger", "Row"]
-
 PLACES: tuple[Place, ...] = get_args(Place)
 
 

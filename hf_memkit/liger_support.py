@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LIGER_OPTIONS", "LIGER_WITH_LOGITS"]
-
 _LOSSES: Final = ("cross_entropy", "fused_linear_cross_entropy")
 _DECODER: Final = (*_LOSSES, "rms_norm", "rope", "swiglu")
 _GEMMA: Final = (*_LOSSES, "geglu", "rms_norm", "rope")

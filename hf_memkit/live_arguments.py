@@ -26,8 +26,6 @@ from typing import Any, Final, NamedTuple
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["Made", "Reads", "changed", "made_of", "watch_reads", "when_made"]
-
 _MEMKIT: Final = str(Path(__file__).resolve().parent)
 
 _COPIERS: Final = (

@@ -12,8 +12,6 @@ import ctypes
 import mmap
 from typing import Final
 
-__all__ = ["can_lock"]
-
 _MLOCK_ONFAULT: Final = 1
 """mlock2(2): pages are locked when they are first touched. The limit counts them at once, and no RAM is used."""
 

@@ -22,21 +22,6 @@ from hf_memkit.architectures import ARCHITECTURES, built_in
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.user_files import user_path
 
-__all__ = [
-    "Linear",
-    "ModelFacts",
-    "Origin",
-    "describe",
-    "hub_reachable",
-    "hub_switched_off",
-    "longest_sequence",
-    "of_gated",
-    "quiet_transformers",
-    "refuse_absent",
-    "why_no_hub",
-    "without_collections",
-]
-
 Origin = Literal["local", "hub", "architecture"]
 """Where the weights come from: a local folder; the hub or its cache; nowhere (built from config values, random)."""
 

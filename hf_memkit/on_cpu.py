@@ -8,8 +8,6 @@ from typing import Any, Final
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.setup import Setting, Setup
 
-__all__ = ["PAGE_LOCKED", "unpin_optimizer", "without_gpu"]
-
 PAGE_LOCKED: Final = "page-locked memory needs a CUDA driver"
 _ALLOCATOR: Final = "environment.PYTORCH_ALLOC_CONF"
 _CHECKPOINTING: Final = "arguments.activation_checkpointing_kwargs"

@@ -15,22 +15,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final, Literal
 
-__all__ = [
-    "CLASSES",
-    "OPTIMIZERS",
-    "SMALLEST_QUANTISED",
-    "TORCHAO_BLOCKS",
-    "Formula",
-    "Optimizer",
-    "Options",
-    "Shapes",
-    "States",
-    "find_optimizer",
-    "install_command",
-    "paged_form",
-    "techniques_of",
-]
-
 SMALLEST_QUANTISED: Final = 4096
 """Elements below which no state is quantised (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0:
 optim/adam.py 78)."""

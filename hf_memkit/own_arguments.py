@@ -20,11 +20,6 @@ from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.former_arguments import former_arguments
 from hf_memkit.request import below_one
 
-__all__ = [
-    "LENGTH_NAMES", "former_lines", "is_field", "length_of", "read_file", "read_mapping", "read_pairs", "read_trainer",
-    "read_values_and_pairs", "wrong_counts",
-]  # fmt: skip
-
 LENGTH_NAMES: Final = ("block_size", "max_length", "max_seq_length")
 """Arguments of scripts that say how long a sequence is, in tokens (transformers' run_clm, TRL)."""
 

@@ -13,8 +13,6 @@ from hf_memkit.errors import InputError
 from hf_memkit.live_arguments import Made, when_made
 from hf_memkit.script_overrides import FoundInScript, Overrides, install, read_plan
 
-__all__ = ["PlannedRun"]
-
 
 class PlannedRun:
     """A plan, and what became of it in this process.

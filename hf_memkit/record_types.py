@@ -17,32 +17,6 @@ from typing import Any, Final, Literal, TypedDict
 
 from hf_memkit.terms import Phase, Place
 
-__all__ = [
-    "MEAN_OF_STEPS",
-    "RECORDS",
-    "AfterOom",
-    "CategorySizes",
-    "Counters",
-    "EndRecord",
-    "EvaluateRecord",
-    "HardwareFacts",
-    "HostFacts",
-    "InputSizes",
-    "LostRecord",
-    "Measured",
-    "ModuleFigures",
-    "ModulesRecord",
-    "OomRecord",
-    "Peaks",
-    "PhasePeaks",
-    "PredictedFigures",
-    "ProposedChange",
-    "RunRecord",
-    "SaveRecord",
-    "Status",
-    "StepRecord",
-]
-
 
 class CategorySizes(TypedDict, total=False):
     """Bytes by what they hold; at a peak they add up to it."""

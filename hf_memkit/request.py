@@ -11,8 +11,6 @@ from typing import Any
 
 from hf_memkit.errors import InputError
 
-__all__ = ["Request", "below_one", "refuse_below_one", "refuse_too_long"]
-
 
 @dataclass(frozen=True)
 class Request:

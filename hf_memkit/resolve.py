@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.schema import Recipe
 
-__all__ = ["predict_recipe", "preset", "read_own", "resolve"]
-
 
 def read_own(
     request: Request,

@@ -10,8 +10,6 @@ from typing import Final
 
 from hf_memkit.errors import InputError, did_you_mean
 
-__all__ = ["REPOSITORY", "documentation", "find", "folder", "names"]
-
 REPOSITORY: Final = "https://github.com/hf-memkit/hf-memkit"
 
 _PACKAGE = Path(__file__).resolve().parent

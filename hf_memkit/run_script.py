@@ -37,8 +37,6 @@ from hf_memkit.planned_run import PlannedRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["ScriptRun", "predicted"]
-
 _MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Set by mpirun for each process; then DeepSpeed finds the others through mpi4py, and not through the environment."""
 

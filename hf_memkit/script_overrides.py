@@ -26,8 +26,6 @@ from hf_memkit.live_arguments import Made, made_of, when_made
 from hf_memkit.user_files import parsed, user_path
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["FoundInScript", "Overrides", "install", "read_plan"]
-
 _SECTIONS: Final = ("arguments", "model", "environment")
 """Of a plan file."""
 _WITH_CODE: Final = ("adapter", "loss")

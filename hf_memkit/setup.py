@@ -38,8 +38,6 @@ from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import Origin
 from hf_memkit.request import Request
 
-__all__ = ["SECTIONS", "Replaced", "Setting", "Setup"]
-
 SECTIONS: Final = (
     "model",
     "adapter",

@@ -14,19 +14,6 @@ from typing import Any, Final, Literal, get_args
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.setup import Setup
 
-__all__ = [
-    "FAMILIES",
-    "TECHNIQUES",
-    "Bounds",
-    "Family",
-    "Proof",
-    "Technique",
-    "find_technique",
-    "in_order",
-    "technique",
-    "wrong_value",
-]
-
 Apply = Callable[[Setup], Setup]
 
 Bounds = Mapping[str, tuple[float | None, float | None]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-__all__ = ["CATEGORIES", "PHASES", "Category", "Phase", "Place", "at"]
-
 Phase = Literal[
     "load", "resume", "data", "generate", "log_probabilities", "forward", "backward", "optimizer", "evaluate", "save",
     "best_model", "merge", "after",

@@ -10,8 +10,6 @@ import re
 
 from hf_memkit.errors import InputError
 
-__all__ = ["GB", "GIB", "KIB", "MIB", "format_gib", "format_mib", "format_size", "parse_rate", "parse_size"]
-
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30

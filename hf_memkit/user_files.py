@@ -12,8 +12,6 @@ from typing import Final, TypeVar
 
 from hf_memkit.errors import InputError
 
-__all__ = ["parsed", "refuse_existing", "user_path", "write_text"]
-
 T = TypeVar("T")
 
 _MOST: Final = 100_000

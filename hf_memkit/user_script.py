@@ -18,8 +18,6 @@ from pathlib import Path
 
 from hf_memkit.errors import InputError
 
-__all__ = ["UserScript"]
-
 
 @dataclass(frozen=True, slots=True)
 class UserScript:

@@ -8,8 +8,6 @@ import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 
-__all__ = ["when_imported"]
-
 
 def when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
     """Calls `then` with the module once it has been imported, or at once if it was. Of several for one module the

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from hf_memkit import errors  # noqa: E402
 
-KINDS = {name for name in errors.__all__ if name[0].isupper()}
+KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
 
 def messages(folder: Path) -> Iterator[tuple[Path, int, str, str]]:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-__all__ = ["CONTRAST", "Watched", "browser", "show"]
-
 CHROMIUM = "/usr/bin/chromium"
 
 

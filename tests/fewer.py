@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["first", "one_each", "pairs", "some"]
-
 
 def first(cases: Sequence[Any]) -> list[Any]:
     """All cases, the first of them in the short run: it shows the mechanism, the others repeat it."""

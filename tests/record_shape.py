@@ -10,8 +10,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from hf_memkit.memory.records import read_records
 from hf_memkit.record_types import RECORDS, ProposedChange
 
-__all__ = ["misfits", "misfits_in"]
-
 
 def misfits_in(folder: Path) -> list[str]:
     """Of all records below `folder`."""

@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.diagnosis.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
 from hf_memkit.units import GIB
 
-__all__ = ["CountedMemory"]
-
 
 class CountedMemory:
     """A reader of real allocations.

@@ -13,8 +13,6 @@ from benchmarks.diagnosis.simulated_job import Draft, Job, Plan, Scenario, Shape
 from benchmarks.diagnosis.simulated_training import simulate
 from hf_memkit.units import GIB
 
-__all__ = ["FAULTY"]
-
 # --- leaks ---
 
 

@@ -45,8 +45,6 @@ from benchmarks.diagnosis.simulated_job import Draft, Hidden, Scenario
 from benchmarks.diagnosis.simulated_training import simulate
 from hf_memkit.units import GIB, MIB
 
-__all__ = ["DECK", "RUNS", "GeneratedRun", "Half", "State", "generate", "half_of", "runs", "truth", "write_draws"]
-
 RUNS: Final = 300
 SCENARIOS: Final[dict[str, Scenario]] = {**HEALTHY, **FAULTY}
 Half = Literal["tune", "held-out"]

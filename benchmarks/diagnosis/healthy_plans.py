@@ -11,8 +11,6 @@ from benchmarks.diagnosis.job_sketches import Sketch, ordinary_plan, sketch_job
 from benchmarks.diagnosis.simulated_job import Draft, Scenario
 from hf_memkit.units import GIB
 
-__all__ = ["HEALTHY"]
-
 
 def _healthy(rng: random.Random) -> Sketch:
     return sketch_job(rng, held=rng.uniform(0.1, 0.5), peak=rng.uniform(0.5, 0.8))

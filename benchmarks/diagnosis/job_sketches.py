@@ -11,8 +11,6 @@ from statistics import NormalDist
 from benchmarks.diagnosis.simulated_job import Job, Plan, Shape
 from hf_memkit.units import GIB
 
-__all__ = ["NORMAL", "Sketch", "ordinary_plan", "sketch_job"]
-
 # What torch reports of an 8 GB GPU, T4, RTX 3090/4090, A100 40 GB, A6000/L40S and A100 80 GB, in GiB.
 _GPUS_GIB = (7.79, 14.56, 23.57, 39.39, 44.42, 79.15)
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096)

@@ -18,8 +18,6 @@ from transformers import Trainer, TrainerCallback
 from benchmarks.diagnosis.generated_runs import GeneratedRun
 from benchmarks.diagnosis.real_trainings import Hoard, RealCase, train
 
-__all__ = ["CASES", "real_runs"]
-
 _STEPS = 48
 
 

@@ -21,8 +21,6 @@ from hf_memkit.compat import to_installed_arguments
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.units import GIB
 
-__all__ = ["RealCase", "train"]
-
 _SCALE = 1024
 _VOCABULARY = 64
 _POSITIONS = 64

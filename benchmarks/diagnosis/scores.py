@@ -23,8 +23,6 @@ from typing import Any, Final, Protocol
 
 from benchmarks.diagnosis.generated_runs import GeneratedRun, State, runs
 
-__all__ = ["KINDS", "Scores", "score"]
-
 KINDS: Final = ("leak", "longer batches", "fragmentation", "another process")
 
 _EVIDENCE: Final = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "diagnosis.json"

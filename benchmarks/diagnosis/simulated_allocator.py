@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hf_memkit.prediction.allocator import CachingAllocator, OutOfDeviceMemory
+from hf_memkit.prediction.allocator import CachingAllocator
 from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory
 from hf_memkit.prediction.allocator_settings import AllocatorSettings
-
-__all__ = ["Block", "OutOfDeviceMemory", "SimulatedAllocator"]
 
 
 class _Gpu(DeviceMemory):

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["GROUPS", "Draft", "Hidden", "Job", "Plan", "Scenario", "Shape"]
-
 GROUPS: Final = 4
 """The layers are allocated in groups, so that a run is simulated in a fraction of a second."""
 

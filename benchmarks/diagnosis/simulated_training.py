@@ -16,8 +16,6 @@ from benchmarks.diagnosis.simulated_allocator import Block, OutOfDeviceMemory, S
 from benchmarks.diagnosis.simulated_job import GROUPS, Hidden, Job, Plan, Shape
 from hf_memkit.units import GIB
 
-__all__ = ["simulate"]
-
 _NVML_EVERY_S = 0.5
 _CLOSELY_FIRST, _CLOSELY_EVERY = 3, 10
 

@@ -25,8 +25,6 @@ from hf_memkit.memory.readers import MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.terms import Phase
 
-__all__ = ["MemoryReportCallback", "attach"]
-
 P = ParamSpec("P")
 
 

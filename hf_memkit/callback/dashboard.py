@@ -12,8 +12,6 @@ from typing import Any, Final, Literal
 
 from hf_memkit.callback.ranks import Heard
 
-__all__ = ["LOG", "Log", "add_to_log", "over_ranks"]
-
 Log = Literal["few", "all", "none"]
 LOG: Final[tuple[Log, ...]] = ("few", "all", "none")
 

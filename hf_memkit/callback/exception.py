@@ -22,8 +22,6 @@ from hf_memkit.record_types import ModulesRecord, RunRecord, Status
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
-__all__ = ["record_exception"]
-
 _LONGEST_ERROR: Final = 4000
 
 # Trainer sends no event when an evaluation or a save begins; its methods stand in the traceback.

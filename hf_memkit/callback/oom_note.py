@@ -20,7 +20,6 @@ from hf_memkit.units import GIB, format_size
 if TYPE_CHECKING:
     from hf_memkit.oom import Change, OomMessage, Verdict
 
-__all__ = ["OomNote", "add_note", "advice_from_text", "chain", "frames", "out_of_memory", "say_what_was_recorded"]
 
 _MARK: Final = "memkit: "
 

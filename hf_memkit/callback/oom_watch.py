@@ -21,8 +21,6 @@ from typing import Any
 
 from hf_memkit.callback.oom_note import add_note, advice_from_text, frames
 
-__all__ = ["ExceptionWatch", "oom_advice"]
-
 _watches: weakref.WeakSet[ExceptionWatch] = weakref.WeakSet()
 
 

@@ -19,8 +19,6 @@ from typing import Any, Final
 
 from hf_memkit.memory.error_barrier import describe
 
-__all__ = ["Heard", "RankNumbers", "join_ranks"]
-
 _INTERVAL_S: Final = 1.0
 _TIMEOUT: Final = timedelta(seconds=5)
 """For an answer of the store. Only this thread waits for it, on a connection of its own."""

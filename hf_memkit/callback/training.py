@@ -36,8 +36,6 @@ from hf_memkit.record_types import Status
 from hf_memkit.report import Run, load_run, text_report, write_page
 from hf_memkit.report.text import PAGE
 
-__all__ = ["CallbackOptions", "Training", "expect_end"]
-
 _NOT_RECORDED: Final = "recording stopped before training ended: the callback was closed, or another one replaced it"
 
 _WHAT_IS_KNOWN: Final = {

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from hf_memkit.checks.rule import Problem
 
-__all__ = ["SECTION", "deepspeed_config", "in_the_yaml", "own_engine", "processes"]
-
 SECTION: Final = "deepspeed_config"
 _ZERO: Final = "zero_optimization"
 _PRECISION: Final = "mixed_precision"

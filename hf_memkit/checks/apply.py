@@ -18,8 +18,6 @@ from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.errors import InputError
 from hf_memkit.setup import Setup
 
-__all__ = ["check", "check_file", "deepspeed_of", "deepspeed_of_launcher", "not_checked", "read_subject"]
-
 assert rules.__path__  # imported for the registry that it fills
 
 _STAGE: Final = "zero_optimization.stage"

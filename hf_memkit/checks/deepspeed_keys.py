@@ -17,12 +17,6 @@ from typing import Any, Final, Literal
 
 from hf_memkit.checks.subject import Subject
 
-__all__ = [
-    "BOUNDS", "CASE_MATTERS", "OPTIMIZERS", "OPTIMIZER_PARAMS", "REMOVED", "REMOVED_OPTIMIZERS", "RENAMED",
-    "SCHEDULERS", "SECTIONS", "TORCH_OPTIMIZERS", "TORCH_SCHEDULERS", "UNTYPED", "Key", "key_at", "places_of",
-    "section_at", "section_name",
-]  # fmt: skip
-
 Kind = Literal["whole", "number", "switch", "text", "list", "section", "any"]
 
 _KINDS: Final[dict[Kind, tuple[str, Any]]] = {

@@ -12,8 +12,6 @@ from hf_memkit.argument_values import misspelt
 from hf_memkit.compat import accelerate_keys, argument_types, fields
 from hf_memkit.former_arguments import ever_fields
 
-__all__ = ["LLAMA_FACTORY", "Other", "is_accelerate", "nothing_known", "other_script", "other_tool"]
-
 
 @dataclass(frozen=True, slots=True)
 class Other:

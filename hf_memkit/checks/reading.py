@@ -21,8 +21,6 @@ from hf_memkit.compat import current_name, fields
 from hf_memkit.errors import InputError
 from hf_memkit.user_files import parsed, user_path
 
-__all__ = ["File", "Kind", "key_lines", "parse_json", "read"]
-
 Kind = Literal["accelerate", "deepspeed", "arguments", "recipe", "other"]
 
 _KNOWN: Final = SECTIONS[""].keys or {}

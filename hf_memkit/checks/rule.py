@@ -10,8 +10,6 @@ from typing import Any, Final, Literal, get_args
 
 from hf_memkit.checks.subject import ABSENT, Subject
 
-__all__ = ["RULES", "SEVERITIES", "Found", "Problem", "Rule", "Severity", "any_job", "deepspeed"]
-
 Severity = Literal["error", "warning", "hint"]
 """error: the run fails, or its result is wrong. warning: the run loses memory or time, a setting has no effect, or
 something is lost that the run itself does not need. hint: advice that a good config may ignore."""

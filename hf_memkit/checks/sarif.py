@@ -13,8 +13,6 @@ from hf_memkit.checks.reading import key_lines
 from hf_memkit.checks.rule import RULES, Problem, Severity
 from hf_memkit.resources import REPOSITORY, documentation
 
-__all__ = ["sarif"]
-
 _LEVELS: Final[Mapping[Severity, str]] = {"error": "error", "warning": "warning", "hint": "note"}
 
 

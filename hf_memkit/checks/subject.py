@@ -14,8 +14,6 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 from hf_memkit.zero.settings import ZeroSettings
 
-__all__ = ["ABSENT", "Subject", "installed_deepspeed", "walk"]
-
 
 class _Absent:
     """No value at all, unlike `null`."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["batches_json", "of_batches"]
-
 
 def of_batches(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[str]:
     """What the worst batch needs beside a usual one, and what would make it smaller."""

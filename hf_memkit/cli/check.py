@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
     from hf_memkit.models import ModelFacts
 
-__all__ = ["EXAMPLES", "FailOn", "OutputFormat", "check"]
 
 EXAMPLES = """[bold]Examples[/bold]
 

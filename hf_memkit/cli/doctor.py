@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["EXAMPLES", "doctor"]
-
 EXAMPLES = """[bold]Examples[/bold]
 
   memkit doctor                          checks everything except the disk's speed

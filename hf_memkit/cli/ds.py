@@ -16,7 +16,6 @@ from hf_memkit.request import Request
 if TYPE_CHECKING:
     from hf_memkit.setup import Setup
 
-__all__ = ["app"]
 
 app = typer.Typer(
     name="ds",

@@ -21,8 +21,6 @@ from hf_memkit.cli.options import MORE
 from hf_memkit.environments import python_of, refuse_too_old_here
 from hf_memkit.errors import InputError
 
-__all__ = ["InEnvironment", "Trains", "command_line"]
-
 command_line: list[str] = []
 """What this process was started with, if it is a command line; set by `main_and_exit`."""
 

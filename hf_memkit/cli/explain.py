@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hf_memkit.oom import Explanation
 
-__all__ = ["EXAMPLES", "explain"]
 
 EXAMPLES = """[bold]Examples[/bold]
 

@@ -19,8 +19,6 @@ from hf_memkit.environments import missing_here
 from hf_memkit.errors import MemkitError, did_you_mean
 from hf_memkit.run_script import ScriptRun
 
-__all__ = ["main", "main_and_exit"]
-
 # click's UsageError, by way of typer's public name: some versions of typer carry click inside, others depend on it.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 

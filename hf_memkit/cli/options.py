@@ -7,26 +7,6 @@ from typing import Annotated, Final
 
 import typer
 
-__all__ = [
-    "MORE",
-    "Args",
-    "Gpu",
-    "GpuMemory",
-    "Gpus",
-    "Json",
-    "Module",
-    "Nodes",
-    "NvmePath",
-    "Ram",
-    "Script",
-    "ScriptArguments",
-    "SequenceLength",
-    "Set",
-    "Short",
-    "Technique",
-    "show_what_can_be_shown",
-]
-
 MORE: Final = "More options"
 """Heading of what few people need, below the others in a verb's help."""
 

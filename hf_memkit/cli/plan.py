@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from hf_memkit.setup import Setup
     from hf_memkit.user_script import UserScript
 
-__all__ = ["EXAMPLES", "plan"]
 
 EXAMPLES = """[bold]Examples[/bold]
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hf_memkit.plan.verified import Verified
     from hf_memkit.user_script import UserScript
 
-__all__ = ["calibrated", "given_besides", "show_verified", "verified"]
-
 
 def given_besides(context: typer.Context, *names: str) -> list[str]:
     """What was typed besides these parameters, each as it is typed."""

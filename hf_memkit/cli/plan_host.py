@@ -10,8 +10,6 @@ from hf_memkit.host_rates import GivenHost
 from hf_memkit.units import GB, parse_rate
 from hf_memkit.user_files import user_path
 
-__all__ = ["read_host"]
-
 _RATES: Final = {
     "ram-bandwidth": "ram_gb_per_s",
     "nvme-read": "nvme_read_gb_per_s",

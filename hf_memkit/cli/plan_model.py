@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hf_memkit.request import Request
     from hf_memkit.setup import Setup
 
-__all__ = ["planned_setups", "setups_for"]
-
 
 def setups_for(
     machines: Sequence[Machine],

@@ -11,8 +11,6 @@ from hf_memkit.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
 
-__all__ = ["machines_of", "read_prices", "refuse_contradictions", "refuse_other_subjects"]
-
 
 def refuse_contradictions(
     *,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from hf_memkit.plan.plan import Plan
 
-__all__ = ["compared_view", "show", "view"]
 
 _SHORT_ROWS: Final = 4
 _LONGEST: Final = 300

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
-__all__ = ["EXAMPLES", "predict"]
 
 EXAMPLES = """[bold]Examples[/bold]
 

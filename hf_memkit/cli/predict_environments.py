@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.comparison import Comparison
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["as_json", "show"]
 
 _ROWS: Final = {False: 12, True: 3}
 """Of a table, without and with `--short`; `--json` has all."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
-__all__ = ["NextSetup", "NextVariant", "next_setup", "next_variant"]
-
 
 @dataclass(frozen=True, slots=True)
 class NextSetup:

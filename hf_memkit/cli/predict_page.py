@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup import Setup
 
-__all__ = ["write_page"]
 
 _STATES: Final = {"fits": "good", "does not fit": "bad"}
 _WORDS: Final = (

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup import Setup
 
-__all__ = [
-    "accumulated", "advice", "advice_for", "answer", "basis", "brief", "gpus_of", "of_variant", "show",
-    "sizes", "tables", "title_of", "warnings",
-]  # fmt: skip
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
 _GAP: Final = 2

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["ended_by_signals", "found_command", "found_script", "predict_script", "refuse_beside_a_script", "searched"]
-
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
     """The script or module that the command line of this verb names.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from hf_memkit.presets.files import ArgumentFile
     from hf_memkit.setup import Setup
 
-__all__ = ["app"]
 
 app = typer.Typer(
     name="preset",

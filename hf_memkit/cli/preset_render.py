@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hf_memkit.presets.files import ArgumentFile
     from hf_memkit.setup import Setup
 
-__all__ = ["presets", "printed", "shown", "techniques", "written"]
-
 
 def presets() -> None:
     """The presets, and the names of the techniques."""

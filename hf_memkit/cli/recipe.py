@@ -14,8 +14,6 @@ from hf_memkit.cli.options import MORE, Short
 from hf_memkit.resources import documentation
 from hf_memkit.user_files import user_path
 
-__all__ = ["EXAMPLES", "recipe"]
-
 EXAMPLES = """[bold]Examples[/bold]
 
   memkit recipe                                        list them

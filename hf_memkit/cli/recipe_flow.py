@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
-__all__ = ["run_recipe"]
-
 
 def run_recipe(options: RunOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.predictions import Option
     from hf_memkit.recipe.schema import Recipe
 
-__all__ = ["copy_recipe", "list_recipes"]
-
 
 def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as_json: bool) -> int:
     """Prints the list: of all recipes, or of what fits the GPU that is described, best first.

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
 
-__all__ = [
-    "RunOptions", "machine_here", "read_request", "refuse_data", "rehearses", "resolved_run", "usual_gpus",
-]  # fmt: skip
 
 _FLAGS = {"setting": "--set", "as_json": "--json"}
 _OPTIONS = (

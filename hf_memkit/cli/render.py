@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.prediction import Prediction
     from hf_memkit.prediction.from_script import BatchNeeds
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
-__all__ = ["closing", "exported", "opening", "say", "say_to_stderr", "setup", "silent"]
 
 console = Console(soft_wrap=True, highlight=False)
 

@@ -10,8 +10,6 @@ import typer
 
 from hf_memkit.cli.options import show_what_can_be_shown
 
-__all__ = ["EXAMPLES", "report"]
-
 EXAMPLES = """[bold]Examples[/bold]
 
   memkit report out                          one screen: the peak, what filled it, how it ended, what to change

@@ -25,8 +25,6 @@ from hf_memkit.run_script import ScriptRun, predicted
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
 
-__all__ = ["EXAMPLES", "RunCommand", "run"]
-
 EXAMPLES = """[bold]Examples[/bold]
 
   memkit run train.py -- --output_dir out    as `python train.py --output_dir out`, with a report in out

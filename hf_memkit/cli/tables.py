@@ -19,8 +19,6 @@ from hf_memkit.ledger import PLACES, Ledger
 from hf_memkit.setup import Setting
 from hf_memkit.units import format_size
 
-__all__ = ["ledger_table", "plain_table", "settings_list", "short_value"]
-
 _WIDE: Final = 120
 """Columns of a terminal from which on a ledger shows its sources."""
 

@@ -14,8 +14,6 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-__all__ = ["CheckLengthGrouping", "trainer_options"]
-
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
     """A callback that raises RuntimeError before the first step if grouping by length has no effect."""

@@ -18,8 +18,6 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-__all__ = ["install"]
-
 _FLAGS: tuple[str, ...] = ("gradient_checkpointing", "_gradient_checkpointing_func")  # transformers:modeling_layers.py
 
 

@@ -26,8 +26,6 @@ from torch.utils.checkpoint import (
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-__all__ = ["install"]
-
 
 def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
     """Checkpoints every `segment_layers` consecutive layers of `model` as one; returns a function that undoes it.

@@ -18,8 +18,6 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-__all__ = ["install"]
-
 _FLAGS: tuple[str, ...] = ("gradient_checkpointing", "_gradient_checkpointing_func")  # transformers:modeling_layers.py
 
 _aten = torch.ops.aten

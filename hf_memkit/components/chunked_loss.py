@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from hf_memkit.components.chunked_loss_logits import LogitsOnDemand, NotedLogits, Step, vocabulary_of, without_notes
-from hf_memkit.components.chunked_loss_sum import ENGINES, ChunkedSum, chunk_tokens_for
-
-__all__ = ["chunk_tokens_for", "install"]
+from hf_memkit.components.chunked_loss_sum import ENGINES, ChunkedSum
 
 
 def install(

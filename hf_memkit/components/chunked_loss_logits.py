@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["LogitsOnDemand", "NotedLogits", "Step", "vocabulary_of", "without_notes"]
-
 Step = Callable[[Any], Any]
 """What a model does to its logits: scaling, capping, another dtype."""
 

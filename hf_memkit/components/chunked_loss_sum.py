@@ -23,8 +23,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_memkit.components.chunked_loss_logits import Step, vocabulary_of
 
-__all__ = ["ENGINES", "ChunkedSum", "chunk_tokens_for"]
-
 ENGINES = ("auto", "liger", "torch", "loop")
 
 _CHUNK_BYTES = 256 * 2**20

@@ -16,8 +16,6 @@ import numpy as np
 from torch import Tensor
 from transformers import EvalPrediction
 
-__all__ = ["accuracy_and_f1", "last_of_each", "likeliest_class"]
-
 
 def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
     """The class with the largest logit of each example: int64, (examples,). Encoder-decoder models give their hidden

@@ -26,8 +26,6 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torchao.optim import cpu_offload
 
-__all__ = ["CPUOffloadAdamW", "trainer_options"]
-
 
 class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
     """torch's fused AdamW: on the host for parameters of at least `minimal_size` elements, on the GPU for the rest.

@@ -19,8 +19,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-__all__ = ["Fp32Products", "trainer_options"]
-
 _ATEN: Final = torch.ops.aten
 
 _ROUNDED: Final[Mapping[Any, tuple[int, ...]]] = {

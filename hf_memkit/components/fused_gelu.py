@@ -14,8 +14,6 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from transformers import activations
 
-__all__ = ["QuickGELU", "install"]
-
 
 class QuickGELU(nn.Module):
     """x·sigmoid(1.702 x) (Hendrycks & Gimpel, arXiv 1606.08415) as silu(1.702 x) / 1.702, which keeps one tensor."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from transformers import Seq2SeqTrainer
 
-__all__ = ["GeneratingTrainer"]
-
 
 class GeneratingTrainer(Seq2SeqTrainer):  # type: ignore[misc]
     """Seq2SeqTrainer that takes `optimizer_cls_and_kwargs` as Trainer does."""

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-__all__ = ["generation_metrics", "rouge_l"]
-
 _IGNORED = -100
 _WORD = re.compile(r"[^\W_]+")
 

@@ -20,8 +20,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import EvalPrediction
 
-__all__ = ["Accuracy", "ImageBatches", "each_label_split", "most_likely", "open_image", "target_size"]
-
 _TRIES = 10
 
 

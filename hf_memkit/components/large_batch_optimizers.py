@@ -14,8 +14,6 @@ from typing import Any
 
 from bitsandbytes import optim
 
-__all__ = ["LAMB", "LARS"]
-
 
 class _Adapted:
     """Mixin: no trust ratio for parameters with fewer than two dimensions."""

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torchao import optim
 
-__all__ = ["AdamW4bit", "AdamW8bit"]
-
 
 class _WideRest:
     """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume.

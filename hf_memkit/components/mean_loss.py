@@ -16,8 +16,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["install"]
-
 
 def install(model: nn.Module) -> Callable[[], None]:
     """Sets `accepts_loss_kwargs=False` on `model` (in PEFT's wrapper, if any); returns a function that undoes it."""

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening, TrainerCallback
 
-__all__ = ["PackedRows", "PaddingFree", "leaks", "trainer_options"]
-
 _IGNORED = -100
 
 

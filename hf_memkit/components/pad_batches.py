@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PadBatches", "trainer_options"]
-
 _IGNORED = -100
 """Labels that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""
 

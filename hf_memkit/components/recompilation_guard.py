@@ -18,8 +18,6 @@ from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-__all__ = ["RecompilationGuard", "trainer_options"]
-
 _LIMIT = "Dynamo recompile limit exceeded"  # torch 2.13.0: _dynamo/convert_frame.py, gb_type
 
 

@@ -19,8 +19,6 @@ from transformers import EvalPrediction
 
 from hf_memkit.components.speech_batches_sound import read_sound
 
-__all__ = ["SpeechBatches", "WordErrors", "label_tokens", "word_errors"]
-
 _IGNORED = -100
 """Labels that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SoundError", "read_sound", "resample", "seconds_of"]
-
 Samples = NDArray[np.float32]
 
 _PCM: Final = 1

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Adafactor", "round_stochastically"]
-
 _FLOOR = 1e-30
 """Added to squared gradients (Shazeer & Stern 2018, section 5: epsilon 1)."""
 _CLIP = 1.0

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction
 
-__all__ = ["TokenAccuracy", "most_likely", "streamed", "trainer_options"]
-
 _IGNORED = -100
 
 Metric = Callable[[EvalPrediction], dict[str, Any]]

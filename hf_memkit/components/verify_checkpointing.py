@@ -19,8 +19,6 @@ from transformers import TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
-__all__ = ["VerifyCheckpointing", "trainer_options"]
-
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, every: int = 1) -> dict[str, Any]:
     """A callback that raises RuntimeError before the first optimizer step if layers were not recomputed.

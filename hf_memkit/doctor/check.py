@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["STATUSES", "Check", "Status"]
-
 Status = Literal["ok", "warning", "missing"]
 """`ok`: works. `warning`: works, at a cost that `found` names. `missing`: does not work."""
 

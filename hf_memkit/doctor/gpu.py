@@ -12,8 +12,6 @@ from hf_memkit.hardware import has_kernels, torch_with_kernels
 from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE, problems_of
 from hf_memkit.units import format_gib
 
-__all__ = ["checks"]
-
 _GROUP: Final = "GPU"
 _DRIVER: Final = Path("/dev/nvidiactl")
 """Created by NVIDIA's driver; missing in a container without a GPU."""

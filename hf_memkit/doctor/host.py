@@ -19,8 +19,6 @@ from hf_memkit.units import MIB, format_gib
 from hf_memkit.user_files import user_path
 from hf_memkit.zero.nvme import Preflight, file_system, preflight
 
-__all__ = ["checks"]
-
 _RAM: Final = "RAM"
 _DISK: Final = "Disk for NVMe offload"
 _SHARED: Final = Path("/dev/shm")

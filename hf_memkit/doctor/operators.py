@@ -13,8 +13,6 @@ from typing import Final
 from hf_memkit.doctor.check import Check
 from hf_memkit.zero import ops
 
-__all__ = ["checks"]
-
 _GROUP: Final = "DeepSpeed operators"
 
 _USED_FOR: Final = {

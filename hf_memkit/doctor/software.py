@@ -19,8 +19,6 @@ from hf_memkit import boot
 from hf_memkit.compat import OLDEST
 from hf_memkit.doctor.check import Check
 
-__all__ = ["checks"]
-
 _GROUP: Final = "Software"
 _FURTHER: Final = {"deepspeed": "presets with ZeRO", "peft": "adapters", "datasets": "recipes"}
 """Beside the libraries that every training needs (`OLDEST`): what needs them."""

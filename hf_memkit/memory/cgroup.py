@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_bytes", "limit_bytes", "oom_kills"]
-
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 writes a huge number where version 2 writes "max"

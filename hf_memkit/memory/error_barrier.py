@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["ErrorBarrier", "describe"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -21,16 +21,6 @@ from hf_memkit.memory.optimizer_state import optimizer_chain
 from hf_memkit.record_types import HardwareFacts, HostFacts, RunRecord
 from hf_memkit.units import GIB
 
-__all__ = [
-    "arguments_that_matter",
-    "hardware",
-    "is_deepspeed",
-    "model_facts",
-    "process_facts",
-    "swap_folders",
-    "versions",
-]
-
 _PACKAGES = (
     "torch",
     "transformers",

@@ -21,8 +21,6 @@ from hf_memkit.terms import Category, Place
 from hf_memkit.units import GIB
 from hf_memkit.zero.engine_tensors import engine_tensors, swapped_bytes
 
-__all__ = ["Holdings", "Inventory", "carried_by", "held_json", "walk", "walk_parameters"]
-
 Holdings = dict[tuple[Category, str], int]
 """(category, place) → bytes. Places: `device`, `host`, `pinned`, `disk`, and `elsewhere` for another accelerator."""
 

@@ -18,8 +18,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_memkit.memory.error_barrier import ErrorBarrier
 
-__all__ = ["HookSet", "ModelHook", "is_compiled", "needs_whole_graph", "output_embedding"]
-
 
 class InertHook:
     """What a copy of a hook is: a model copied or saved during training must not report to that training."""

@@ -12,8 +12,6 @@ import torch
 
 from hf_memkit.record_types import OomRecord, StepRecord
 
-__all__ = ["InputCounter"]
-
 # The second dimension of these is the sequence. Of pictures and sound it is channels or features, and no tokens.
 _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids")
 _OTHER = ("pixel_values", "input_features", "input_values")

@@ -10,8 +10,6 @@ from torch import nn
 from hf_memkit.memory.holdings import Holdings, walk_parameters
 from hf_memkit.record_types import ModuleFigures
 
-__all__ = ["module_rows"]
-
 _MOST_ROWS = 300
 
 

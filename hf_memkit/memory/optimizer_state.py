@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["innermost", "optimizer_chain", "optimizer_layers", "state_summary", "states_of", "tensors_in"]
-
 _MAX_WRAPPERS = 8
 _MAX_DEPTH = 3
 

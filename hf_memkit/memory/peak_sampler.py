@@ -25,8 +25,6 @@ from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
-__all__ = ["PeakSampler", "WatchSchedule"]
-
 _FIRST = 3
 _EVERY = 10
 _SHARE = 0.001

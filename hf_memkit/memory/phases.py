@@ -29,8 +29,6 @@ from torch import nn
 from hf_memkit.memory.hooks import HookSet
 from hf_memkit.terms import Phase
 
-__all__ = ["PhaseTracker"]
-
 
 class PhaseTracker:
     """Follows the phases of one training.

@@ -16,8 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from hf_memkit.memory.hooks import HookSet
 from hf_memkit.terms import Phase
 
-__all__ = ["RecomputeCounter"]
-
 
 class _HasPhase(Protocol):
     phase: Phase

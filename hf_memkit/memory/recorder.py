@@ -29,8 +29,6 @@ from hf_memkit.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWi
 from hf_memkit.record_types import EndRecord, Measured, OomRecord, Status, StepRecord
 from hf_memkit.terms import Phase
 
-__all__ = ["RunRecorder"]
-
 _HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "peak_reserved_gib",
             "host_rss_gib": "peak_host_rss_gib"}  # fmt: skip
 """What the `end` record has the highest of, and under which name."""

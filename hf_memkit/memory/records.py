@@ -17,8 +17,6 @@ from typing import Any, Final, TypeVar, cast
 
 from hf_memkit.record_types import MEAN_OF_STEPS, StepRecord
 
-__all__ = ["SCHEMA", "RecordWriter", "merged", "not_given_up", "read_records", "steps"]
-
 SCHEMA: Final = 1
 
 Step = TypeVar("Step")

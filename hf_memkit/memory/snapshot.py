@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["record_history", "stop_history", "write_snapshot"]
-
 _MOST_FRAMES = 16
 
 _SEGMENT = (

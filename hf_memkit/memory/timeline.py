@@ -31,8 +31,6 @@ from hf_memkit.record_types import CategorySizes
 from hf_memkit.terms import CATEGORIES, Category
 from hf_memkit.units import GIB
 
-__all__ = ["Moment", "Part", "Segment", "Timeline", "categories_gib", "categories_of"]
-
 Part = Literal["data", "forward", "loss", "backward", "optimizer"]
 """What a segment belongs to. `loss`: from the output embedding on, in forward and in backward."""
 

@@ -14,8 +14,6 @@ from hf_memkit.record_types import MEAN_OF_STEPS, StepRecord
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
-__all__ = ["SINGLE_STEPS", "STEP_PHASES", "LogNumbers", "PeakWindow", "StepWindow", "raise_to", "window_size"]
-
 STEP_PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 """The phases that belong to an optimizer step; load, evaluate and save lie between steps."""
 

@@ -20,8 +20,6 @@ from hf_memkit.oom.suggestions import suggest
 from hf_memkit.oom.traceback import Traced
 from hf_memkit.record_types import ModulesRecord, RunRecord
 
-__all__ = ["changes_for", "changes_for_run", "grows_with_the_batch"]
-
 Technique = Callable[[FailedJob], Change | None]
 Techniques = tuple[Technique, ...]
 

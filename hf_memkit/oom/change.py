@@ -9,8 +9,6 @@ from typing import Any, cast
 from hf_memkit.oom.message import paragraph, printable
 from hf_memkit.record_types import ProposedChange
 
-__all__ = ["Change", "Remedy", "assignment"]
-
 
 def assignment(key: str, value: object, current: object = None) -> str:
     """A setting as it is printed: `NAME=value` for the environment, `name: value` or `name: current → value` for an

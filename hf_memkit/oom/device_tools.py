@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DeviceTools", "allocator_variable", "tools_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceTools:

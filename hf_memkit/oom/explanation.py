@@ -24,8 +24,6 @@ from hf_memkit.oom.verdict import Verdict, for_job, judge
 from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 from hf_memkit.units import GIB
 
-__all__ = ["Explanation", "explain_killed", "explain_oom", "explain_records", "from_record"]
-
 _ROWS: Final = (
     ("requested", "requested_bytes"),
     ("free on the GPU", "free_bytes"),

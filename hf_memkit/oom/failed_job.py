@@ -17,8 +17,6 @@ from hf_memkit.oom.traceback import Feature, Traced
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.units import GIB, MIB
 
-__all__ = ["FailedJob", "RequestedTensor", "requested_sentence"]
-
 _ROUNDED: Final = 0.0051
 """torch prints a size with two decimals of its unit."""
 

@@ -13,11 +13,6 @@ from typing import Any, Final
 
 from hf_memkit.oom.message import Process
 
-__all__ = [
-    "Figures", "Reader", "cuda_figures", "device_figures", "evicted_figures", "host_figures", "hsa_figures", "joined",
-    "killed", "mps_figures", "numbers", "request", "vllm_figures", "xla_figures",
-]  # fmt: skip
-
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
 """A number and a unit: two groups."""
 

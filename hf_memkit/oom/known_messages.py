@@ -9,8 +9,6 @@ from hf_memkit.oom.change import Remedy
 from hf_memkit.oom.device_tools import tools_of
 from hf_memkit.oom.message import OomMessage, show
 
-__all__ = ["AFTER_AN_ASSERTION", "ANSWERS", "Cause", "wrong_index"]
-
 Cause = Literal[
     "size",
     "fragmentation",

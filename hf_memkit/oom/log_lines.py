@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TextIO
 
-__all__ = ["MAX_LINE", "OVERLAP", "LogLine", "clean", "lines", "same_prefix"]
-
 MAX_LINE: Final = 65_536
 OVERLAP: Final = 4_096
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from hf_memkit.units import GIB, MIB
 
-__all__ = ["Memory", "OomMessage", "Process", "paragraph", "printable", "show"]
-
 Memory = Literal["device", "host", "pinned", "shared memory", "disk", "kernel"]
 """Which memory ran out: the device's (`device_type` names it; `tpu` is an accelerator of XLA), the machine's RAM,
 page-locked RAM, /dev/shm, a disk, or what one GPU kernel may use on the chip."""

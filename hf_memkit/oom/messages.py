@@ -21,8 +21,6 @@ from hf_memkit.oom.patterns import FORM_OF, FORMS, Form, heads, might_be
 from hf_memkit.oom.traceback import BEGINS, FRAME, Traced, phase_of_progress, pins, trace, warned
 from hf_memkit.terms import Phase
 
-__all__ = ["FoundMessage", "find_messages", "most_telling", "parse_message"]
-
 _AHEAD: Final = 12
 """Lines that one message may be wrapped over."""
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 from hf_memkit.compat import current_name
 from hf_memkit.oom.run_view import RunView, mapping
 
-__all__ = ["LENGTHS", "MAP_PROCESSES", "PIXELS", "job_of"]
-
 LENGTHS: Final = (
     "max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "model_max_length", "sequence_len",
     "seq_length", "seq_len", "max_len", "sequence_length",

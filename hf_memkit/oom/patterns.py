@@ -27,8 +27,6 @@ from hf_memkit.oom.figures import (
 from hf_memkit.oom.message import Memory
 from hf_memkit.terms import Phase
 
-__all__ = ["FORMS", "FORM_OF", "Form", "heads", "might_be"]
-
 
 @dataclass(frozen=True, slots=True)
 class Form:

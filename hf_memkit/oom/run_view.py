@@ -15,8 +15,6 @@ from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB
 
-__all__ = ["RunView", "mapping"]
-
 _AMPERE: Final = 8.0
 """Compute capability from which a GPU supports bf16."""
 

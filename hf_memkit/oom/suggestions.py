@@ -19,8 +19,6 @@ from hf_memkit.optimizers import OPTIMIZERS, find_optimizer, paged_form
 from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.units import GIB
 
-__all__ = ["ONLY_LOSS", "SHARDS_SAVED", "SMALL_PREDICTIONS", "smaller_batch", "suggest"]
-
 Proposals = Iterator[tuple[float, Change]]
 """Changes, each with the most GiB of memory that it can save, which gives their order."""
 

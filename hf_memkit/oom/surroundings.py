@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal, TextIO
 
-__all__ = ["Command", "Platform", "Surroundings", "Watched", "script_of_frames"]
-
 Platform = Literal["macOS", "WSL2", "Windows"]
 
 _PLATFORMS: Final[tuple[tuple[Platform, re.Pattern[str]], ...]] = (

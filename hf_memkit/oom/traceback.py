@@ -16,8 +16,6 @@ from typing import Any, Final, Literal
 from hf_memkit.oom.surroundings import script_of_frames
 from hf_memkit.terms import Phase
 
-__all__ = ["BEGINS", "FRAME", "Feature", "Place", "Traced", "phase_of_progress", "pins", "trace", "warned"]
-
 BEGINS: Final = "Traceback (most recent call last)"
 
 Place = Literal[

@@ -19,8 +19,6 @@ from hf_memkit.oom.suggestions import smaller_batch
 from hf_memkit.oom.surroundings import Platform
 from hf_memkit.units import GIB, MIB
 
-__all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
-
 OWN_CONTEXT: Final = 2 * GIB
 """What a process normally holds on a GPU outside PyTorch's allocator: the CUDA context and its kernels, 0.5 to 2 GiB
 (stas00/ml-engineering: training/performance). More than that is more likely another process or library."""

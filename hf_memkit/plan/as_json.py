@@ -12,8 +12,6 @@ from hf_memkit.plan.prices import Prices, million_tokens_cost, price_of, ranked_
 from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import GIB
 
-__all__ = ["plans_json"]
-
 
 def plans_json(plans: Sequence[Plan], prices: Prices) -> list[dict[str, Any]]:
     """Each plan, with what it costs; in the order of `ranked_gpus`."""

@@ -20,7 +20,6 @@ from typing import Any, Final
 from hf_memkit import boot
 from hf_memkit.ended_with_parent import ends_with_this
 from hf_memkit.errors import InputError, RunError
-from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.hardware import Machine, this_machine
 from hf_memkit.plan.calibration import (
     ALL,
@@ -37,9 +36,8 @@ from hf_memkit.plan.pricing import Pricing
 from hf_memkit.prediction.operation_time import OperationSeconds
 from hf_memkit.prediction.step_time import queueing_s
 from hf_memkit.prediction.work import Work
+from hf_memkit.rates import GpuRates
 from hf_memkit.report.load import Run, load_run
-
-__all__ = ["calibrate", "calibrate_by_run", "factors_of", "run_factor"]
 
 _MODULE: Final = "hf_memkit.plan.calibration_probes"
 _LIMIT_S: Final = 120.0

@@ -21,11 +21,6 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Gpu, named_gpu
 from hf_memkit.prediction.work import KINDS
 
-__all__ = [
-    "ALL", "HOST", "MOST", "Calibration", "cache_file", "driver_version", "plain_name", "store", "stored", "today",
-    "torch_version",
-]  # fmt: skip
-
 ALL, HOST = "all", "host"
 """Beside the kinds of operations: all of them with the host, and the host."""
 

@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_memkit.prediction.child.operation_work import operations_of
 from hf_memkit.prediction.work import Operation, Work
 
-__all__ = ["Probe", "measure", "probes"]
-
 _LIMIT_S: Final = 45.0
 """After which no other probe is begun."""
 

@@ -8,8 +8,6 @@ from typing import Any, Final, Literal, get_args
 
 from hf_memkit.script_overrides import Overrides
 
-__all__ = ["GROUPS", "Alternative", "Group", "SetupCandidate"]
-
 Group = Literal["same result", "nearly the same", "another method"]
 """What a setup does to the result of the training. The three are ranked apart: none of the second or third is ever
 proposed in the place of one of the first without a word.

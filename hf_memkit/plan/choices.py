@@ -24,21 +24,6 @@ from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_files import user_path
 from hf_memkit.zero import presets
 
-__all__ = [
-    "ADAPTERS",
-    "IN_NO_PLAN",
-    "ON_DISK",
-    "ROWS_COMPARED",
-    "LeftOut",
-    "choices_for",
-    "micro_batches",
-    "of_batch",
-    "refused",
-    "smaller_evaluations",
-    "undivided",
-    "wrong_sequences",
-]
-
 ADAPTERS: Final = {"lora": "LoRA", "qlora": "QLoRA"}
 """Methods that `--also` takes besides optimizers, and what a setup with one is called."""
 

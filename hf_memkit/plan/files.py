@@ -13,8 +13,6 @@ from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import answer, other_batch
 from hf_memkit.user_files import user_path, write_text
 
-__all__ = ["check_plan_file", "plan_text", "write_plan"]
-
 _HEAD: Final = "# A plan by memkit"
 
 

@@ -17,8 +17,6 @@ import yaml
 
 from hf_memkit.compat import name_in_version
 
-__all__ = ["FrontEnd", "front_end"]
-
 _TRANSFORMERS: Final = (5, 6)
 """Whose names they all have."""
 

@@ -17,8 +17,6 @@ from hf_memkit.prediction.step_time import StepTime
 from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
 
-__all__ = ["Judged", "fits", "judged", "usable_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Judged:

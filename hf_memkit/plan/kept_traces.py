@@ -23,8 +23,6 @@ from hf_memkit.plan.calibration import cache_file
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.script_overrides import Overrides
 
-__all__ = ["KeptTraces"]
-
 _MOST_BYTES: Final = 200 * 2**20
 """Of all files together: some hundred traces. The oldest go first."""
 

@@ -25,8 +25,6 @@ from hf_memkit.prediction.work import Work
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.settings import ZeroSettings
 
-__all__ = ["LENGTHS", "judging_pool", "lengths_of", "of_trace"]
-
 LENGTHS: Final = ("optimizer steps", "optimizer steps an epoch", "rows an epoch")
 """What `lengths_of` gives."""
 

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from hf_memkit.script_overrides import Overrides
 
-__all__ = ["CHUNKED_LOSS", "diff", "lines"]
-
 _LORA: Final = "LoraConfig"
 _WRAP: Final = "get_peft_model"
 _PREPARE: Final = "prepare_model_for_kbit_training"

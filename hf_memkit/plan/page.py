@@ -19,8 +19,6 @@ from hf_memkit.report.document import check_file, document, write_document
 from hf_memkit.report.html import Html, el, figure_table, join, lead, section, terms, tiles
 from hf_memkit.units import GIB
 
-__all__ = ["page", "write_page"]
-
 _WORDS: Final = (
     (
         "micro-batch × accumulation",

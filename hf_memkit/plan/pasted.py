@@ -21,8 +21,6 @@ from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.zero import presets
 
-__all__ = ["Pasted", "pasted"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pasted:

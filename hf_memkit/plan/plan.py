@@ -15,8 +15,6 @@ from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
 from hf_memkit.user_script import UserScript
 
-__all__ = ["Plan", "PlanVerdict"]
-
 PlanVerdict = Literal["fits", "nothing fits", "nothing ran", "unfinished"]
 """Of a whole plan. "unfinished": the search was stopped before it found a setup, which says nothing of the others."""
 

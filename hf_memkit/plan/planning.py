@@ -45,8 +45,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
 
-__all__ = ["nearest_of_setup", "nearest_setup", "plan_gpus", "plan_script", "plan_setup"]
-
 _ROWS: Final = 64
 """Optimizer steps' worth of rows that mean nothing."""
 

@@ -16,8 +16,6 @@ from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.report.charts import plotly_text
 from hf_memkit.units import GIB
 
-__all__ = ["KEY", "frontier", "plot"]
-
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",
     "nearly the same": "var(--activations)",

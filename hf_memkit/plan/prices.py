@@ -11,8 +11,6 @@ from typing import Final
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 
-__all__ = ["Prices", "million_tokens_cost", "price_of", "ranked_gpus", "run_cost"]
-
 _HOUR_S: Final = 3600.0
 
 Prices = Mapping[str, float]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.errors import MemkitError
-from hf_memkit.gpu_rates import GpuRates, rates_of
+from hf_memkit.gpu_rates import rates_of
 from hf_memkit.hardware import Gpu, Machine, this_machine
 from hf_memkit.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.known_gpus import KNOWN_GPUS
@@ -25,12 +25,11 @@ from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
 from hf_memkit.prediction.work import Work
+from hf_memkit.rates import GpuRates
 from hf_memkit.units import GB, GIB
 from hf_memkit.user_files import user_path
 from hf_memkit.zero.step_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.zero.traffic import ADAM, StepTraffic, ddp_traffic, unknown_ways, zero_traffic
-
-__all__ = ["Pricing", "priced"]
 
 Range = tuple[float, float, float]
 

@@ -27,8 +27,6 @@ from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.time_limit import TimeLimit
 
-__all__ = ["AT_ONCE", "Search"]
-
 AT_ONCE: Final = 2
 """Traces at a time."""
 

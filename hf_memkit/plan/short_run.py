@@ -29,8 +29,6 @@ from hf_memkit.run_script import ScriptRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["OWN_STEPS", "STEPS", "WORST_STEPS", "main", "request_of"]
-
 WORST_STEPS: Final = 3
 """The optimizer's states exist from the end of the first on; the third has other batches that may be the worst. The
 callback watches these three closely, which takes time (memory/recorder.py), so none of them is timed."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hf_memkit.plan.candidate import Group
     from hf_memkit.plan.judged import Judged
 
-__all__ = ["LIMIT_S", "MOST_TIMES", "TimeLimit"]
 
 LIMIT_S: Final = 50.0
 """The default, from the script's own setup on: a whole plan then takes a minute more than the script's preparation, if

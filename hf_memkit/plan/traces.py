@@ -36,8 +36,6 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
-__all__ = ["ScriptTraces", "TraceFile"]
-
 _POLL_S: Final = 0.05
 _END_S: Final = 10.0
 

@@ -12,8 +12,6 @@ from hf_memkit.plan.short_run import WORST_STEPS
 from hf_memkit.report.load import Run
 from hf_memkit.units import GIB
 
-__all__ = ["Verified", "measured"]
-
 _NONE: Final = "–"
 
 

@@ -36,8 +36,6 @@ from hf_memkit.report.load import Run, load_run
 from hf_memkit.units import GIB, format_gib
 from hf_memkit.user_script import UserScript
 
-__all__ = ["MOST", "refuse_unverifiable", "same_gpu", "verify"]
-
 MOST: Final = 3
 """Setups that are run at most."""
 

@@ -21,12 +21,6 @@ from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import GIB, format_gib
 
-__all__ = [
-    "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
-    "longer", "missing", "notes", "other_batch", "parses", "rate", "rate_unit", "run_of", "start", "subject",
-    "time_not_known", "too_large", "warnings", "where", "why", "with_code",
-]  # fmt: skip
-
 NONE: Final = "—"
 
 TITLES: Final[Mapping[Group, str]] = {

@@ -13,8 +13,6 @@ from hf_memkit.compat import FreeOrder
 from hf_memkit.prediction.allocator_blocks import Block, Device, DeviceMemory, ExpandableSegment, Pool
 from hf_memkit.prediction.allocator_settings import LARGEST_SMALL, LEAST_BLOCK, SMALL_SEGMENT, AllocatorSettings
 
-__all__ = ["CachingAllocator", "OutOfDeviceMemory"]
-
 
 class OutOfDeviceMemory(Exception):
     """No free block served, nothing more could be given back, and the device had not enough."""

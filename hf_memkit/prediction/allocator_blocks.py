@@ -10,16 +10,6 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-__all__ = [
-    "AddressOrder",
-    "Block",
-    "Device",
-    "DeviceMemory",
-    "ExpandableSegment",
-    "Pool",
-    "address_range",
-]
-
 AddressOrder = Literal["ascending", "descending", "shuffled"]
 
 _SEGMENT_SPACING: Final = 2**44  # more than any GPU has, so that segments never touch

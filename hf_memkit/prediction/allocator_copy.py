@@ -15,8 +15,6 @@ from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory, Pool
 from hf_memkit.prediction.allocator_settings import AllocatorSettings
 from hf_memkit.prediction.trace import Trace
 
-__all__ = ["Outcome", "Started"]
-
 _SLOTS: Final = tuple(name for name in Block.__slots__ if name not in ("next", "pool", "previous"))
 
 

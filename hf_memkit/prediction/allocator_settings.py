@@ -14,8 +14,6 @@ from hf_memkit.errors import InputError
 from hf_memkit.techniques.allocator import VARIABLE, options, refused_by_torch
 from hf_memkit.units import MIB
 
-__all__ = ["LARGEST_SMALL", "LEAST_BLOCK", "SMALL_SEGMENT", "AllocatorSettings", "parse_settings"]
-
 # c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge.
 LEAST_BLOCK: Final = 512
 """Every block is a multiple of this."""

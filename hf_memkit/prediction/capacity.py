@@ -15,8 +15,6 @@ from hf_memkit.prediction.trace import ROUND_BYTES, Trace
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import MIB
 
-__all__ = ["CAP_STEP", "perturbed", "reserved_interval", "smallest_cap"]
-
 CAP_STEP: Final = 2 * MIB
 """Caps are multiples of this, the least that the allocator asks of the device at a time."""
 

@@ -13,8 +13,6 @@ from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.terms import Category, Phase
 from hf_memkit.units import GIB
 
-__all__ = ["Comparison", "compare", "compare_versions"]
-
 Name = TypeVar("Name")
 
 

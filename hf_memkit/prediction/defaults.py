@@ -24,15 +24,6 @@ from hf_memkit.user_files import parsed, user_path
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = [
-    "TRAINER_DEFAULTS",
-    "LookedAt",
-    "default_setup",
-    "look_at",
-    "look_at_config",
-    "refuse_precision",
-    "with_class",
-]
 
 TRAINER_DEFAULTS: Final = "trainer-defaults"
 """Name of the setup that has only what the user gave."""

@@ -14,8 +14,6 @@ from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.terms import Phase
 
-__all__ = ["first_that_fits"]
-
 _TRACES: Final = 6
 _OF_A_BATCH: Final[tuple[Phase, ...]] = ("data", "generate", "log_probabilities", "forward", "backward", "optimizer")
 """Where these run out of memory Trainer takes a smaller batch; an evaluation ends the run (transformers 5.23.0:

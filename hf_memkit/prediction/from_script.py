@@ -47,16 +47,6 @@ from hf_memkit.units import format_gib
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = [
-    "PRESET",
-    "BatchNeeds",
-    "ScriptTraining",
-    "predict_script",
-    "predict_script_training",
-    "predicted_training",
-    "shapes",
-]
-
 PRESET: Final = "script"
 """What stands in the place of a preset's name: the script decides everything."""
 

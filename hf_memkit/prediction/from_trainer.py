@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["predict_trainer"]
 
 _NO_GPU: Final = "no verdict: this machine has no GPU, and none is named (gpu=NAME)"
 

@@ -15,19 +15,6 @@ from typing import Final
 
 from hf_memkit.units import MIB
 
-__all__ = [
-    "OUTLIERS_ASSUMED",
-    "OUTLIER_COLUMNS",
-    "cublas_workspace_bytes",
-    "efficient_backward_bytes",
-    "eight_bit_inputs_bytes",
-    "eight_bit_product_bytes",
-    "flash_backward_bytes",
-    "flash_varlen_backward_bytes",
-    "foreach_norm_bytes",
-    "four_bit_product_bytes",
-]
-
 Shape = tuple[int, ...]
 
 _CHUNK_ELEMENTS: Final = 65536  # of a tensor, for one block of a kernel that goes through lists

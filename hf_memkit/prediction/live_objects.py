@@ -36,8 +36,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_memkit.errors import InputError, Unmodelled
 
-__all__ = ["ON_HOST", "PREPARED", "TrainerParts", "read_objects", "write_objects"]
-
 _MOST_ELEMENTS: Final = 2**20
 """Buffers of at most so many elements keep their values: models ask positions and masks for them."""
 

@@ -15,10 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.prediction.work import Operation
-
-__all__ = ["OperationSeconds", "computes_as", "product_tflops"]
+from hf_memkit.rates import GpuRates
 
 _KERNEL_S: Final = 2e-6
 """From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it counts where kernels

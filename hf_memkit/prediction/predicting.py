@@ -45,8 +45,6 @@ from hf_memkit.terms import CATEGORIES, Phase
 from hf_memkit.train import missing_package
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = ["from_trace", "predict"]
-
 
 def predict(
     setup: Setup, *, trace: bool = True, trust_remote_code: bool = False, usual: Setup | None = None

@@ -15,8 +15,6 @@ from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, u
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.units import GIB, format_size
 
-__all__ = ["PhasePeak", "Prediction", "size_text", "with_rest"]
-
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved of a phase, bytes; None: not modelled."""
 

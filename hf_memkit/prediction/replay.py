@@ -18,8 +18,6 @@ from hf_memkit.prediction.allocator_settings import AllocatorSettings
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import PHASES, Phase
 
-__all__ = ["Replay", "replay"]
-
 _NOTHING: Final[Collection[int]] = ()
 
 

@@ -29,11 +29,6 @@ from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptReques
 from hf_memkit.prediction.worker import Worker, lent_worker
 from hf_memkit.user_script import UserScript
 
-__all__ = [
-    "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
-    "refuse_engine", "refuse_unreadable", "script_request",
-]  # fmt: skip
-
 
 def is_live(script: UserScript) -> bool:
     """Whether it stands for objects of this process (`from_trainer.py`), or for a setup."""

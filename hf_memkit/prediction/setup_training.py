@@ -22,8 +22,6 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["SETUP_SCRIPT", "SetupTraining", "as_script", "trace_of", "trace_setup"]
-
 SETUP_SCRIPT: Final = UserScript(SETUP, is_module=True)
 """The script, before there is a file for it."""
 

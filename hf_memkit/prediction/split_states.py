@@ -22,8 +22,6 @@ from hf_memkit.terms import CATEGORIES, Category, Phase
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.terms import Term
 
-__all__ = ["bucket_bytes", "is_split", "one_rank", "split_notes", "without_engine"]
-
 _TRACED: Final[frozenset[Category]] = frozenset({"activations", "loss", "other"})
 """What is taken from the trace; the ledger has the rest."""
 

@@ -24,12 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.prediction.operation_time import OperationSeconds, computes_as, product_tflops
 from hf_memkit.prediction.work import KINDS, Operation, Work
+from hf_memkit.rates import GpuRates
 from hf_memkit.terms import PHASES, Phase
-
-__all__ = ["Range", "StepTime", "queueing_s", "step_time"]
 
 Range = tuple[float, float, float]
 """Low, middle, high."""

@@ -21,8 +21,6 @@ from typing import Any, Final, Self
 from hf_memkit.prediction.work import Work
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 
-__all__ = ["ROUND_BYTES", "Trace", "TracePeak", "rounded"]
-
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
 
-__all__ = ["ExtraAllocation", "edited"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExtraAllocation:

@@ -8,8 +8,6 @@ from typing import Any, Final, Literal, Self
 
 from hf_memkit.user_script import UserScript
 
-__all__ = ["EARLY", "LATE", "LIVE", "SETUP", "Device", "ScriptRequest"]
-
 Device = Literal["cuda", "cpu", "real cpu"]
 """Fake tensors on a (fake) GPU; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
 

@@ -21,10 +21,6 @@ from typing import Any, Final, Literal, Self, get_args
 from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.units import MIB, format_size
 
-__all__ = [
-    "CONTEXT_SLACK_BYTES", "LEVELS", "SLACK_SHARE", "VERDICTS", "Confidence", "Judgement", "Level", "Verdict", "judge",
-]  # fmt: skip
-
 Level = Literal["trace", "cpu trace", "formula"]
 """What the numbers were computed from: a trace on fake CUDA tensors, one on fake CPU tensors (CPU's kernels and
 autocast rules), or the formulas of the ledger alone."""

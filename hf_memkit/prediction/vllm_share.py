@@ -18,8 +18,6 @@ from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.terms import Phase
 from hf_memkit.units import format_size
 
-__all__ = ["with_vllm"]
-
 _AWAKE: Final[tuple[Phase, ...]] = ("load", "generate", "evaluate")
 """Phases in which vLLM is awake where it sleeps: it starts, and generates (TRL 1.16: generation/vllm_generation.py,
 `_init_vllm`, `generate`). TRL empties the allocator's cache before it wakes it (`sync_weights`)."""

@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, Self, get_args
 
 from hf_memkit.terms import Phase
 
-__all__ = ["KINDS", "Kind", "Operation", "Work"]
-
 Kind = Literal["matmul", "attention", "memory", "transfer", "unknown"]
 """How the time of an operation is computed: products of matrices (and convolutions), fused attention, all that reads
 and writes and computes little, copies between host and GPU, and what is done beside torch's dispatcher and has no row

@@ -27,8 +27,6 @@ from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
-__all__ = ["Worker", "close_idle", "lent_worker", "shared_worker"]
-
 _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
 

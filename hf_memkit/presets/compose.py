@@ -13,8 +13,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES, Family, Technique, find_technique, in_order
 from hf_memkit.techniques import ledger
 
-__all__ = ["apply_preset", "compose", "leave_out_impossible", "with_techniques"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Named:

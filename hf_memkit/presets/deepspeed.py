@@ -21,8 +21,6 @@ from hf_memkit.zero.sizing import size_preset
 if TYPE_CHECKING:
     from hf_memkit.zero.aio import AioMeasurement
 
-__all__ = ["resolve_deepspeed"]
-
 
 def resolve_deepspeed(request: Request) -> Setup:
     """The preset unchanged, or sized if a model is named; its job has no batch.

@@ -18,8 +18,6 @@ from hf_memkit._version import __version__
 from hf_memkit.presets.outside import Outside, outside_lines, script_arguments
 from hf_memkit.setup import Replaced, Setup
 
-__all__ = ["ArgumentFile", "Reasoned", "argument_file", "reasoned_yaml", "with_installed_names"]
-
 _WIDTH: Final = 110
 
 _FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides"})

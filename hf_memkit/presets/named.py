@@ -9,8 +9,6 @@ from hf_memkit import techniques
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.zero import techniques as zero_techniques
 
-__all__ = ["PRESETS", "Preset", "find_preset"]
-
 assert techniques and zero_techniques  # imported for the registry that they fill
 
 

@@ -17,8 +17,6 @@ from hf_memkit.setup import Setting, Setup
 from hf_memkit.train.model import LOADING_ONLY, model_options
 from hf_memkit.train.trainer import optimizer_options
 
-__all__ = ["SCRIPTS", "Outside", "outside_lines", "script_arguments"]
-
 SCRIPTS: Final[dict[str, str]] = {
     "trainer": "any script that reads TrainingArguments with HfArgumentParser",
     "run_clm": "transformers' run_clm.py and run_fim.py, which have an argument for the dtype",

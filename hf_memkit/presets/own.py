@@ -14,8 +14,6 @@ from hf_memkit.errors import SettingError
 from hf_memkit.on_cpu import PAGE_LOCKED, unpin_optimizer, without_gpu
 from hf_memkit.setup import Replaced, Setting, Setup
 
-__all__ = ["settle", "without_replaced"]
-
 _GOES_WITH: Final[dict[str, tuple[str, ...]]] = {
     "optim": ("arguments.optim_args", "arguments.optim_target_modules", "optimizer"),
     "torch_compile": ("arguments.torch_compile_backend", "arguments.torch_compile_mode"),

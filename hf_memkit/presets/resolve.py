@@ -21,8 +21,6 @@ from hf_memkit.request import Request, refuse_below_one, refuse_too_long
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES, wrong_value
 
-__all__ = ["preset_for", "resolve_preset"]
-
 
 def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
     """The preset for the model and the machine that were asked for. Arguments of the user's script are left alone.

@@ -19,7 +19,6 @@ from hf_memkit.zero import ops
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-__all__ = ["PresetSetup", "mistakes_of"]
 
 _OF_TRAINER: Final = {"data_collator", "optimizers", "callbacks"}
 """Names that Trainer takes, should TrainingArguments ever have them too."""

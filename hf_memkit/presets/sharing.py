@@ -7,8 +7,6 @@ from typing import Final
 from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 
-__all__ = ["share_among_processes", "threads_per_process"]
-
 _PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the GPU"}
 
 

@@ -10,8 +10,6 @@ from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.batch import micro_batches, split_batch
 
-__all__ = ["Sizes", "largest", "solve"]
-
 SEQUENCE_MULTIPLE: Final = 64
 """A sequence that is solved for is a multiple of this: what tensor cores of an A100 like (NVIDIA, "Matrix
 Multiplication Background User's Guide", 16-bit data: multiples of 64 elements)."""

@@ -24,8 +24,6 @@ from hf_memkit.presets.setup import mistakes_of
 from hf_memkit.request import Request, refuse_too_long
 from hf_memkit.setup import Setup
 
-__all__ = ["resolve_training"]
-
 _BATCH: Final = "per_device_train_batch_size"
 _LENGTH: Final = "data.sequence_length"
 _NOT_TRAINER_S: Final = frozenset(

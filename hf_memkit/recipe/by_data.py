@@ -25,7 +25,6 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from hf_memkit.prediction.child.batches import Chosen
 
-__all__ = ["ByData", "batches_of", "judge_of"]
 
 _WHY = "of the data"
 

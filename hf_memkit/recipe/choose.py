@@ -26,8 +26,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.train.packages import missing_package
 from hf_memkit.units import format_size
 
-__all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predicted", "resolve"]
-
 FAR_OFF: Final = 0.25
 """What a formula puts further above the GPU than this share of it is not traced. Assumed: against traces of this
 pack's recipes the ledger's sums were too high by a few per cent at most, and much oftener too low."""

@@ -26,8 +26,6 @@ from hf_memkit.recipe.text_readers import (
     read_texts,
 )
 
-__all__ = ["FALLBACK", "Documents", "load_documents"]
-
 FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the hub is not reachable)"
 
 # Raise it when `read_texts` gives other texts for the same files: what the cache holds is then read anew.

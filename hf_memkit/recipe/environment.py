@@ -17,8 +17,6 @@ from hf_memkit.zero import nvme, ops
 from hf_memkit.zero.process_group import single_process_environment
 from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
-__all__ = ["Swap", "nvme_path", "set_environment"]
-
 
 def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> None:
     """Sets the setup's variables where the user has not, and makes sure that the GPU can be used.

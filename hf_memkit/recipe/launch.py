@@ -30,7 +30,6 @@ from hf_memkit.recipe.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, exit_code
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["MASTER_PORT", "Place", "launch", "only_stopped", "torchrun_options", "what_failed"]
 
 MASTER_PORT: Final = 29500
 """torchrun's default (torch:distributed/run.py)."""

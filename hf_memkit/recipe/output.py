@@ -17,19 +17,6 @@ from typing import Any, Final
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.setup import Setting, Setup
 
-__all__ = [
-    "RUN_FILE",
-    "RecipeRun",
-    "clear",
-    "default_output",
-    "last_checkpoint",
-    "read_run",
-    "refuse_used",
-    "start_again",
-    "unfinished_run",
-    "write_run",
-]
-
 RUN_FILE: Final = "memkit-run.json"
 _HOME: Final = Path("memkit-runs")
 

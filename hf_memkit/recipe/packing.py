@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from hf_memkit.recipe.data import Documents
 
-__all__ = ["Blocks", "Packed", "pack", "unigram_loss"]
 
 # Characters that are encoded at once. A token takes some 200 bytes until it is in the array.
 _PIECE = 2**19

@@ -25,17 +25,6 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from hf_memkit.request import Request
 
-__all__ = [
-    "FILE",
-    "Option",
-    "StoredPrediction",
-    "checksum",
-    "chosen_beforehand",
-    "fitting",
-    "options",
-    "predicted_beforehand",
-    "stored",
-]
 
 FILE: Final = "predictions.json"
 """Beside the recipes."""

@@ -21,8 +21,6 @@ from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.tasks import Examples, task_of
 from hf_memkit.setup import Setup
 
-__all__ = ["first", "prepare_data", "without_needless_grouping"]
-
 Say = Callable[[str], None]
 
 

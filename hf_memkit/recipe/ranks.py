@@ -22,16 +22,6 @@ from typing import Any, Final
 from hf_memkit.ended_with_parent import end_with
 from hf_memkit.errors import MemkitError, RunError
 
-__all__ = [
-    "FOLDER_VARIABLE",
-    "LAUNCHER_VARIABLE",
-    "Ranks",
-    "errors_to_launcher",
-    "exit_code_of",
-    "leave_exit_code",
-    "ranks_from_environment",
-]
-
 FOLDER_VARIABLE: Final = "MEMKIT_LAUNCH_FOLDER"
 """Names a folder that lives as long as a launch. Set only in ranks that memkit itself started."""
 

@@ -23,8 +23,6 @@ from hf_memkit.setup import Setting, Setup
 from hf_memkit.techniques.batch import accumulation_for
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = ["made_smaller", "rehearse"]
-
 _SMALL_ENOUGH: Final = 20_000_000
 """A local model of at most so many parameters is rehearsed as it is, with its own weights."""
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from hf_memkit.callback.oom_note import OomNote
 
-__all__ = ["RecipeRun", "mistakes_of_run", "mistakes_of_target", "run"]
 
 Say = Callable[[str], None]
 

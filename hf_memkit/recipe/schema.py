@@ -18,8 +18,6 @@ from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.units import parse_size
 from hf_memkit.user_files import parsed
 
-__all__ = ["NO_CHECKPOINTING", "Data", "Model", "Recipe", "Rehearsal", "Variant", "load_recipe", "read_recipe"]
-
 NO_CHECKPOINTING: Final = "none"
 """Stands among `checkpointing` for keeping all activations."""
 

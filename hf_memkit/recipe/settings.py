@@ -19,19 +19,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.units import GIB, format_size, parse_size
 
-__all__ = [
-    "BF16_SUM_ERROR",
-    "CHECKPOINTS",
-    "ELSEWHERE",
-    "check_data",
-    "model_and_data",
-    "read_own",
-    "refuse_ignored",
-    "refuse_wrong",
-    "saving",
-    "summing_note",
-]
-
 CHECKPOINTS = 5
 """Checkpoints in a run, about."""
 

@@ -20,21 +20,6 @@ from hf_memkit.recipe.text_readers import DATA_SUFFIXES, LocalFiles, in_one_line
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 
-__all__ = [
-    "HubData",
-    "NotOnHub",
-    "is_local",
-    "kept",
-    "kept_files",
-    "load_hub",
-    "load_split",
-    "named_source",
-    "nor_here",
-    "quiet_datasets",
-    "source_of",
-    "stamps",
-]
-
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.+-]+)?")
 """`name`, `owner/name` or `owner/name:config`."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from transformers import TrainerCallback
 
-__all__ = ["StopOnSignal"]
-
 _SAME_PRESS_S: Final = 1.0
 """A launcher and the terminal may both pass on one Ctrl-C: what follows within so many seconds is the same one."""
 

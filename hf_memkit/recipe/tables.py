@@ -26,21 +26,6 @@ from hf_memkit.recipe.text_readers import LocalFiles, json_values, name_of, not_
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
-__all__ = [
-    "TABLE_SUFFIXES",
-    "Reader",
-    "Table",
-    "as_tokens",
-    "cell",
-    "checked_text",
-    "checksum",
-    "find_tables",
-    "hold_out",
-    "load_table",
-    "read_rows",
-    "tokenizer_for",
-]
-
 _ROWS_VERSION = 1
 """Raise it when a task makes other rows of the same files: what the cache holds is then read anew."""
 

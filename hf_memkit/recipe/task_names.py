@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DEFAULT_TASK", "TASKS"]
-
 DEFAULT_TASK: Final = "language-modeling"
 
 TASKS: Final[dict[str, str]] = {

@@ -29,21 +29,6 @@ from typing import Any
 
 from hf_memkit.errors import DataError
 
-__all__ = [
-    "DATA_SUFFIXES",
-    "DOCUMENT_CHARACTERS",
-    "LocalFiles",
-    "check_schema",
-    "find_text_files",
-    "in_one_line",
-    "json_values",
-    "name_of",
-    "not_utf8",
-    "parquet_rows",
-    "read_texts",
-    "whole_characters",
-]
-
 DOCUMENT_CHARACTERS = 2**20
 """The longest document that a text file gives."""
 

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
     from hf_memkit.recipe.data import Documents
 
-__all__ = [
-    "CONTINUED",
-    "END_OF_TEXT",
-    "ChosenTokenizer",
-    "Framing",
-    "check_vocabulary",
-    "get_tokenizer",
-    "train_tokenizer",
-]
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -29,9 +29,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.technique import Family
 from hf_memkit.techniques.batch import split_batch
 
-__all__ = ["MULTIPLE", "Candidate", "longest_by_formula"]
-
-
 MULTIPLE: Final = 1024
 """Tokens: a length that is solved for is a multiple of this. Finer steps would change nothing that matters, and tensor
 cores like multiples of 64 elements (`presets/sizes.py`)."""

@@ -18,8 +18,6 @@ from hf_memkit.report.sanitize import text
 from hf_memkit.report.series import Finding
 from hf_memkit.report.summary import Summary
 
-__all__ = ["Advice", "advise", "finding_sentence"]
-
 
 @dataclass(frozen=True, slots=True)
 class Advice:

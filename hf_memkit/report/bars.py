@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.target import Target
 
-__all__ = ["chip", "gpu_bar", "phase_bars", "prediction_bars"]
-
 
 def prediction_bars(target: Target, caption: str) -> Iterator[Html]:
     """The GPU at the peak as one bar, then categories and phases. `caption`: of the categories."""

@@ -16,8 +16,6 @@ from hf_memkit.report.summary import Summary, summarise_ranks
 from hf_memkit.report.target import target_of
 from hf_memkit.terms import CATEGORIES, PHASES
 
-__all__ = ["charts", "extremes", "plotly_text"]
-
 POINTS: Final = 2000
 _GIB: Final = "%{y:.2f} GiB"
 _SMALL_GIB: Final = 0.1

@@ -25,9 +25,7 @@ from hf_memkit.report.fragmentation import find_fragmentation
 from hf_memkit.report.leaks import find_leaks
 from hf_memkit.report.longer_batches import find_longer_batches
 from hf_memkit.report.other_processes import find_another_process
-from hf_memkit.report.series import KINDS, Finding, Kind, Steps
-
-__all__ = ["KINDS", "Finding", "Kind", "diagnose"]
+from hf_memkit.report.series import Finding, Steps
 
 
 def diagnose(

@@ -24,8 +24,6 @@ from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from hf_memkit.report.sanitize import text
 from hf_memkit.resources import documentation
 
-__all__ = ["as_json", "check_file", "document", "write_document"]
-
 _ASSETS: Final = Path(__file__).parent / "assets"
 _PLOTLY: Final = _ASSETS / "plotly-basic-4.1.1.min.js.gz"
 """Of the npm package plotly.js-basic-dist-min, compressed (MIT; its licence stands at its beginning). Python's plotly

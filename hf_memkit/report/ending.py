@@ -21,8 +21,6 @@ from hf_memkit.report.rank_reader import Attempt
 from hf_memkit.report.sanitize import text
 from hf_memkit.terms import at
 
-__all__ = ["Ending", "EndingKind", "Here", "judge_ending", "judge_replaced"]
-
 EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
 
 _NEARLY_GONE: Final = 0.03

@@ -19,7 +19,6 @@ from hf_memkit.report.text import view
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["follow"]
 
 _LOOK_S: Final = 1.0
 

@@ -21,8 +21,6 @@ from typing import Final
 from hf_memkit.report.other_processes import available_gib
 from hf_memkit.report.series import Column, Finding, Steps, pairs
 
-__all__ = ["find_fragmentation"]
-
 _WARM_UP: Final = 5
 """First steps of a process left out: the gap comes about in them."""
 

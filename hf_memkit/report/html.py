@@ -11,8 +11,6 @@ from typing import Final
 from hf_memkit.report.sanitize import text
 from hf_memkit.resources import REPOSITORY
 
-__all__ = ["Html", "el", "figure_table", "join", "lead", "section", "terms", "tiles"]
-
 _LONGEST: Final = 4000
 
 

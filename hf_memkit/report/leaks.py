@@ -19,8 +19,6 @@ from typing import Final
 from hf_memkit.report.series import Column, Finding, Steps, pairs, running_max, typical_spread
 from hf_memkit.report.trend import MIN_VALUES, Trend, find_trend
 
-__all__ = ["find_leaks"]
-
 _WARM_UP: Final = 5
 """First steps of a process left out: optimizers make their states in step 1, caches come in the next."""
 

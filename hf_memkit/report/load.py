@@ -26,8 +26,6 @@ from hf_memkit.report.rank_reader import Attempt, RankReader
 from hf_memkit.report.sanitize import few, text
 from hf_memkit.resources import REPOSITORY
 
-__all__ = ["RankRun", "Run", "RunReader", "load_run"]
-
 _FILE: Final = re.compile(r"memory-rank(\d{1,7})\.jsonl")
 
 _DECIDING: Final = ("out of memory", "failed", "killed", "interrupted", "finished", "running", "unknown")

@@ -19,8 +19,6 @@ from typing import Any, Final
 from hf_memkit.report.other_processes import available_gib
 from hf_memkit.report.series import Column, Finding, Steps, pairs, ranks, running_max
 
-__all__ = ["find_longer_batches"]
-
 _MIN_BEFORE: Final = 10
 _MIN_STEPS: Final = 20
 """Fewer steps say nothing about what was usual."""

@@ -16,8 +16,6 @@ from hf_memkit.hardware import CONTEXT_BYTES
 from hf_memkit.report.series import Column, Finding, Steps, pairs
 from hf_memkit.units import GIB
 
-__all__ = ["available_gib", "find_another_process"]
-
 _WARM_UP: Final = 2
 """First steps left out where the context cannot be told apart: kernels, cuBLAS and NCCL come in them."""
 

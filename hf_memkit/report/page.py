@@ -13,8 +13,6 @@ from hf_memkit.report.load import Run
 from hf_memkit.report.sections import sections
 from hf_memkit.report.summary import summarise
 
-__all__ = ["page", "write_page"]
-
 
 def write_page(run: Run, path: str | Path) -> Path:
     """Writes the page, replacing an earlier one of memkit's; returns its path.

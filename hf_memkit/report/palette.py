@@ -10,8 +10,6 @@ from typing import Final
 
 from hf_memkit.terms import Category, Phase
 
-__all__ = ["CATEGORY_COLOURS", "PHASE_COLOURS"]
-
 CATEGORY_COLOURS: Final[dict[Category, str]] = {
     "weights": "#0072b2",
     "gradients": "#56b4e9",

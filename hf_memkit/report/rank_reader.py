@@ -25,8 +25,6 @@ from hf_memkit.record_types import (
 )
 from hf_memkit.report.sanitize import clean_record
 
-__all__ = ["Attempt", "RankReader"]
-
 _BLOCK: Final = 2**20
 _LONGEST_LINE: Final = 2**24
 """Bytes. The longest record, a table of modules, has some hundred bytes a module."""

@@ -14,8 +14,6 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is
 
 from hf_memkit.record_types import RECORDS, StepRecord
 
-__all__ = ["clean_record", "few", "number", "text"]
-
 _LIMIT: Final = 1e15
 """No size, count or time of a training comes near it, and floats still hold whole numbers exactly there."""
 

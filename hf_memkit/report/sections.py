@@ -18,8 +18,6 @@ from hf_memkit.report.summary import Summary, furthest_off, summarise_ranks
 from hf_memkit.report.target import rests_on, target_of
 from hf_memkit.units import GIB, format_size
 
-__all__ = ["WORDS", "sections"]
-
 _ROWS: Final = 25
 _MARKS: Final = {"diamond": "◆", "square": "■", "x": "✕"}
 

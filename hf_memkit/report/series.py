@@ -13,8 +13,6 @@ from typing import Any, Final, Literal, get_args
 
 from hf_memkit.report.sanitize import number
 
-__all__ = ["KINDS", "Column", "Finding", "Kind", "Steps", "pairs", "ranks", "running_max", "typical_spread"]
-
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
 """Memory problems over the steps of a training."""
 

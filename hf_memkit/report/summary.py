@@ -14,8 +14,6 @@ from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.report.load import RankRun, Run
 from hf_memkit.terms import CATEGORIES, PHASES
 
-__all__ = ["ACCEPTED_SHARE", "NEAR", "Peak", "Summary", "compared", "furthest_off", "summarise", "summarise_ranks"]
-
 NEAR: Final = 0.9
 """Share of the GPU. Above it an ordinary change (a batch a tenth longer, a library's workspace) does not fit."""
 

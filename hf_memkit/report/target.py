@@ -16,8 +16,6 @@ from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import number, text
 from hf_memkit.terms import CATEGORIES, PHASES
 
-__all__ = ["Target", "command", "needs", "read_target", "rests_on", "target_of"]
-
 _VERDICTS: Final = {
     "fits": "is predicted to fit on",
     "tight": "is predicted to fit only just on",

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hf_memkit.report.load import Run
     from hf_memkit.report.target import Target
 
-__all__ = ["PAGE", "report_json", "text_report", "view"]
 
 PAGE: Final = "memory-report.html"
 """Name of the page in the run's folder, unless another is asked for."""

@@ -23,8 +23,6 @@ from typing import Final
 
 from hf_memkit.report.series import typical_spread
 
-__all__ = ["MIN_VALUES", "Trend", "find_trend"]
-
 MIN_VALUES: Final = 20
 """Fewer values tell no pace: six stretches of three are the least that a straight line can be told from a jump in."""
 

@@ -14,21 +14,6 @@ from hf_memkit.report.trend import MIN_VALUES
 from hf_memkit.terms import at
 from hf_memkit.units import format_size
 
-__all__ = [
-    "MODULE_COLUMNS",
-    "course",
-    "highest",
-    "host",
-    "module_rows",
-    "nothing_to_do",
-    "out_of_memory",
-    "reserved",
-    "state",
-    "title",
-    "unknowable",
-    "verdict",
-]
-
 
 def title(run: Run, summary: Summary) -> str:
     """`GPT2LMHeadModel, 1,558 M parameters, on Tesla T4, 15.8 GiB`"""

@@ -31,34 +31,6 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 
-__all__ = [
-    "PEAK_BYTES",
-    "Layer",
-    "Mode",
-    "Numbers",
-    "activation_rows",
-    "attention_heads",
-    "backward_bytes",
-    "best_segment",
-    "cache_bytes",
-    "cache_bytes_of",
-    "checkpoint_mode",
-    "chunk_tokens_for",
-    "chunked_loss_bytes",
-    "eager_bytes_of_score",
-    "full_loss_bytes",
-    "kept_scores_bytes",
-    "layer_of",
-    "liger_loss_bytes",
-    "loss_bytes",
-    "numbers_in",
-    "numbers_of",
-    "root_segment",
-    "rows",
-    "score_bytes",
-    "sft_loss_bytes",
-]
-
 Mode = Literal["none", "every-layer", "every-nth-layer", "segments", "selective", "offloaded"]
 
 Numbers = Literal["16-bit", "32-bit", "autocast"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["COMPOSED", "activation_of"]
-
 COMPOSED = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python", "gelu_python_tanh", "quick_gelu"})
 """Names in transformers' ACT2FN of functions composed of several operations that one operation computes too
 (transformers 5.23.0: activations.py 324-350)."""

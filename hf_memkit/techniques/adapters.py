@@ -7,8 +7,6 @@ from typing import Any, Final
 from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
 
-__all__ = ["QUANTIZATION", "RANK", "TARGETS", "told_of_model"]
-
 RANK: Final = 16
 """Of adapters, where nobody asks for another; they are scaled by twice that."""
 TARGETS: Final = "all-linear"

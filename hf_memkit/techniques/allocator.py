@@ -11,18 +11,6 @@ from typing import Final
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = [
-    "OLD_VARIABLES",
-    "VARIABLE",
-    "of_no_use",
-    "options",
-    "problems_of",
-    "refused_by_torch",
-    "set_allocator",
-    "too_late",
-    "user_settings",
-]
-
 VARIABLE: Final = "PYTORCH_ALLOC_CONF"
 
 OLD_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

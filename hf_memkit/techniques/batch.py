@@ -11,8 +11,6 @@ from hf_memkit.resources import documentation
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["accumulation_for", "micro_batch_for", "micro_batches", "scaled_learning_rate", "split_batch"]
-
 
 @technique(
     "global-batch",

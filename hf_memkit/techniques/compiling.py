@@ -8,8 +8,6 @@ from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["BACKENDS", "GRAPH_MODES", "MODES", "RETIRED"]
-
 BACKENDS: Final[dict[str, str]] = {
     "inductor": "fused kernels (Triton on a GPU, C++ on a CPU), and fewer activations kept",
     "cudagraphs": "PyTorch's own kernels, recorded once a shape and replayed",

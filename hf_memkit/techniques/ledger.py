@@ -24,23 +24,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.techniques import activation_bytes
 from hf_memkit.techniques.activation_bytes import checkpoint_mode
 
-__all__ = [
-    "EMBEDDINGS",
-    "adapter_parameters",
-    "copied_parameters",
-    "dequantised_bytes",
-    "gradient_bytes",
-    "offloaded_parameters",
-    "optimizer_of",
-    "padded_vocabulary",
-    "quantised_bytes",
-    "quantised_layers",
-    "rows",
-    "state_source",
-    "states_of",
-    "step_temporary_bytes",
-]
-
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -8,8 +8,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.units import MIB
 
-__all__ = ["PREFETCH", "prefetched_bytes"]
-
 DEFAULT_WORKERS: Final = 2
 PREFETCH: Final = 2
 """Batches that a worker makes ahead: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""

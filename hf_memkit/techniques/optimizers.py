@@ -8,8 +8,6 @@ from typing import Final
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["NO_CLIPPING", "NO_DECAY"]
-
 NO_CLIPPING: Final = "gradients are freed before Trainer could clip them"
 NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without its parameter groups"
 

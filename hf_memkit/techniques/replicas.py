@@ -5,8 +5,6 @@ from __future__ import annotations
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["data_parallel"]
-
 
 @technique(
     "data-parallel",

@@ -11,8 +11,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.units import format_size
 
-__all__ = ["LEAKING", "multiple_for", "odd_sizes", "packed_mask_bytes"]
-
 LEAKING: Final[dict[str, str]] = {
     "bert": "builds its mask without position ids",
     "biogpt": "builds its mask without position ids",

@@ -14,7 +14,6 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LOADING_ONLY", "add_adapters", "build_model", "model_class", "model_options", "refuse_random_weights"]
 
 LOADING_ONLY = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not: how weights are read."""

@@ -11,8 +11,6 @@ from hf_memkit.optimizers import find_optimizer, install_command
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 
-__all__ = ["missing_package", "needed_packages", "require_packages"]
-
 _USED_BY: Final = {
     "bitsandbytes": r"model\.quantization=",
     "flash_attn": r"model\.attn_implementation=flash_attention",

@@ -18,17 +18,6 @@ from hf_memkit.zero.process_group import join_process_group
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-__all__ = [
-    "after_making",
-    "build_arguments",
-    "install_model_parts",
-    "optimizer_class_and_options",
-    "optimizer_options",
-    "prepared_rows",
-    "trainer_class",
-    "trainer_options",
-]
-
 
 def trainer_class(setup: Setup) -> Any:
     """The setup's Trainer: transformers' own, or the subclass that `trainer.class` names as `module:class`."""

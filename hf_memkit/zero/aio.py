@@ -29,8 +29,6 @@ from hf_memkit.user_files import user_path
 from hf_memkit.zero import ops
 from hf_memkit.zero.nvme import preflight
 
-__all__ = ["DEFAULTS", "AioMeasurement", "measure"]
-
 DEFAULTS: Final[Mapping[str, int | bool]] = {
     "block_size": MIB,
     "queue_depth": 8,

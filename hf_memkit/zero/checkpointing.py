@@ -20,8 +20,6 @@ from hf_memkit.errors import RunError, SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["zero_r_checkpointing"]
-
 
 def zero_r_checkpointing(
     model: PreTrainedModel,

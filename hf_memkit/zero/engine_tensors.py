@@ -15,8 +15,6 @@ from torch.nn import Module
 from hf_memkit.terms import Place
 from hf_memkit.zero.terms import Term
 
-__all__ = ["engine_bytes", "engine_tensors", "swapped_bytes"]
-
 Tensors = dict[tuple[Place, Term], Any]
 """(place, term) → tensors, in any nesting of lists and dictionaries."""
 

@@ -18,8 +18,6 @@ from hf_memkit.zero.split import with_adapters
 from hf_memkit.zero.stage_3 import stage_3_rows
 from hf_memkit.zero.stages_1_2 import stage_1_2_rows
 
-__all__ = ["zero_ledger"]
-
 
 def zero_ledger(
     config: Mapping[str, Any],

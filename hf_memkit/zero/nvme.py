@@ -34,8 +34,6 @@ from hf_memkit.memlock import can_lock
 from hf_memkit.units import format_gib
 from hf_memkit.user_files import user_path
 
-__all__ = ["Preflight", "file_system", "hold", "preflight", "ready", "swap_bytes", "swap_folder"]
-
 DIRECT_IO_BYTES: Final = 1024
 """The smallest piece that DeepSpeed reads or writes (deepspeed 0.19.8: runtime/swap_tensor/utils.py,
 AIO_ALIGNED_BYTES)."""

@@ -17,8 +17,6 @@ from transformers import TrainerCallback
 
 from hf_memkit.errors import RunError
 
-__all__ = ["RestoreSwappedStates"]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

@@ -26,9 +26,6 @@ from typing import IO, Any, Final
 
 from hf_memkit.errors import MissingPackageError, RunError
 
-__all__ = ["build", "extension_roots", "extensions_folder", "is_held", "missing_tools", "needed", "stale_locks"]
-
-
 _BUILDERS: Final = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",
     "cpu_adam": "CPUAdamBuilder",

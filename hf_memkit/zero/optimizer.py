@@ -14,8 +14,6 @@ from typing import Any
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.zero.settings import ZeroSettings
 
-__all__ = ["Stepping", "stepping_optimizer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stepping:

@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from hf_memkit import resources
 from hf_memkit.errors import MissingPackageError
 
-__all__ = ["PresetInfo", "accelerate_config", "load", "preset_index", "refuse_other_deepspeed"]
-
 
 def load(name: str, nvme_path: str | None = None) -> dict[str, Any]:
     """The DeepSpeed preset `name`.

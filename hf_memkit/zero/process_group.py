@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import TrainingArguments
 
-__all__ = [
-    "LAUNCHER_VARIABLES",
-    "join_process_group",
-    "leave_process_group",
-    "single_process_environment",
-]
 
 LAUNCHER_VARIABLES: Final = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Offload", "ZeroSettings", "section_of"]
-
 Device = Literal["none", "cpu", "nvme"]
 
 _16_BIT = ("fp16", "bf16", "bfloat16")  # the last is an old name of the one before it

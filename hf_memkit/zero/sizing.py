@@ -18,8 +18,6 @@ from hf_memkit.zero.presets import load
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.stage_3 import SWAP_BUFFERS, is_swapped
 
-__all__ = ["Choice", "Sized", "size_preset"]
-
 GPU_SHARE: Final = 0.02
 """Share of the GPU that the gradient buckets may take. ZeRO-R asks for a constant size (Rajbhandari et al. 2020,
 arXiv 1910.02054, 6.2), but no constant suits both an 8 GB GPU and an 80 GB GPU."""

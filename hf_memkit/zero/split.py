@@ -9,9 +9,6 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.zero.terms import Term
 
-__all__ = ["Split", "aligned", "rounding_row", "split", "sub_groups", "with_adapters"]
-
-
 _ROUNDING_SOURCE = (
     "torch: CachingHostAllocator, to powers of two; PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64 leaves larger "
     "blocks as they are (torch 2.13)"

@@ -14,8 +14,6 @@ from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import Split, aligned, rounding_row, split, sub_groups
 from hf_memkit.zero.terms import Term
 
-__all__ = ["SWAP_BUFFERS", "is_swapped", "stage_3_rows"]
-
 _SOURCE = "deepspeed 0.19.8: runtime/zero/stage3.py"
 _COORDINATOR = "deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py"
 _SWAP = "deepspeed 0.19.8: runtime/swap_tensor"

@@ -12,8 +12,6 @@ from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import Split, rounding_row, split
 from hf_memkit.zero.terms import Term
 
-__all__ = ["SHARED_BYTES", "stage_1_2_rows"]
-
 _SOURCE = "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py"
 _ZENFLOW = "deepspeed 0.19.8: runtime/zenflow/zenflow_utils.py"
 

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.host_rates import HostRates
+from hf_memkit.rates import GpuRates
 from hf_memkit.units import GB
 from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
-
-__all__ = ["CostRow", "EngineHooks", "Seconds", "StepCost", "TracedSeconds", "engine_hooks", "step_cost"]
 
 
 @dataclass(frozen=True, slots=True)

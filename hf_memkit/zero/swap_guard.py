@@ -21,8 +21,6 @@ from transformers import TrainerCallback
 
 from hf_memkit.errors import RunError
 
-__all__ = ["SwapGuard", "guard_swapping"]
-
 _NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 

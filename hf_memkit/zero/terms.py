@@ -11,8 +11,6 @@ from enum import StrEnum
 from hf_memkit.ledger import Row
 from hf_memkit.terms import Category, Phase, Place
 
-__all__ = ["Term"]
-
 
 class Term(StrEnum):
     """One thing that DeepSpeed holds. Its value is what users read."""

@@ -22,19 +22,6 @@ from hf_memkit.zero.settings import ZeroSettings, section_of
 from hf_memkit.zero.split import split, sub_groups
 from hf_memkit.zero.stage_3 import is_swapped
 
-__all__ = [
-    "ADAM",
-    "STATES_READ",
-    "STATES_WRITTEN",
-    "Link",
-    "StepTraffic",
-    "Traffic",
-    "ddp_traffic",
-    "fsdp_traffic",
-    "unknown_ways",
-    "zero_traffic",
-]
-
 Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
 """What is moved over: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the RAM of the
 machine; its disk."""

@@ -15,8 +15,6 @@ from typing import Any
 from torch import Tensor
 from transformers import TrainerCallback
 
-__all__ = ["DeepSpeedWiring"]
-
 
 class DeepSpeedWiring(TrainerCallback):  # type: ignore[misc]
     """`engine` returns the engine of the training that begins (`lambda: trainer.deepspeed`)."""

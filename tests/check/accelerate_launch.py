@@ -14,8 +14,6 @@ from transformers import TrainingArguments
 
 from hf_memkit.prediction.child.read_launch import read_launch
 
-__all__ = ["launched", "trained_with"]
-
 
 def launched(content: dict[str, Any]) -> dict[str, str]:
     """The variables that the launcher sets."""

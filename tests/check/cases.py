@@ -14,8 +14,6 @@ from tests.check.cases_optimizer import OPTIMIZER_CASES
 from tests.check.cases_running import RUNNING_CASES
 from tests.check.cases_zero import ZERO_CASES
 
-__all__ = ["CASES", "Case"]
-
 CASES: dict[str, list[Case]] = {
     **ADAPTER_CASES,
     **ARGUMENT_CASES,

@@ -9,8 +9,6 @@ from hf_memkit.checks import Subject
 from hf_memkit.models import ModelFacts
 from tests.check.case import MACHINE, OLD_GPU, ON_CPU, SMALL, Case, of
 
-__all__ = ["CHOICE_CASES"]
-
 
 def _of_type(model_type: str) -> ModelFacts:
     return replace(SMALL, config={"model_type": model_type})

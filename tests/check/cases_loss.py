@@ -10,8 +10,6 @@ from hf_memkit.hardware import named_gpu
 from hf_memkit.models import ModelFacts
 from tests.check.case import LARGE, MACHINE, ON_CPU, SMALL, Case
 
-__all__ = ["LOSS_CASES"]
-
 _LIGER = {"use_liger_kernel": True}
 _CHUNKED = {"model_parts.chunked_loss": {"chunk_tokens": 1024}, "data.sequence_length": 512}
 _GRANITE = replace(LARGE, config={"model_type": "granite"})

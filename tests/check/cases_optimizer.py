@@ -9,8 +9,6 @@ from hf_memkit.checks import Subject
 from hf_memkit.models import Linear
 from tests.check.case import ON_CPU, SMALL, Case, of
 
-__all__ = ["OPTIMIZER_CASES"]
-
 TARGETS = {"optim_target_modules": "all-linear"}
 BLOCKS = (Linear("model.layers.0.mlp.up_proj", 1_000, 1_000), Linear("lm_head", 1_000, 2_000, head=True))
 LLAMA = replace(SMALL, config={"model_type": "llama"}, linears=BLOCKS)

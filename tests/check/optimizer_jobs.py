@@ -20,11 +20,6 @@ from tests.check import real
 from tests.check.real import arguments, rows
 from tests.techniques.tiny_models import causal_model
 
-__all__ = [
-    "LAYERWISE", "TARGETS", "alone", "forget_overrides", "llama", "model", "optimizer", "quiet", "same_weights",
-    "trained", "trainer", "weights",
-]  # fmt: skip
-
 TARGETS = {"optim_target_modules": "all-linear"}
 LAYERWISE = {"optim": "galore_adamw_layerwise", **TARGETS}
 

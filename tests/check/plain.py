@@ -12,8 +12,6 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tests.check.registry import Fails, proof
 
-__all__ = ["plain_proof"]
-
 _LEFT_BEHIND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_")
 
 

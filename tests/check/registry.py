@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["PROOFS", "REFUSALS", "Fails", "Proof", "proof"]
-
 Fails = Literal["silent", "late", "loud", "unshown"]
 """How the library fails in a proof; where it shows several ways, the first of these.
 

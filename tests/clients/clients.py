@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ATTACH", "COMMON", "SPOILT", "STEPS", "Client", "add_line", "callback_in", "script"]
-
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 4
 COMMON = (

@@ -6,6 +6,4 @@ from typing import Final
 
 from tests.memory.live_storages import LiveStorages
 
-__all__ = ["LIVE"]
-
 LIVE: Final = LiveStorages()

@@ -1,3 +1,0 @@
-from tests.tiny_trainer import allocator, losses, make_trainer, new_model, on_cpu
-
-__all__ = ["allocator", "losses", "make_trainer", "new_model", "on_cpu"]

@@ -14,8 +14,6 @@ from typing import Any, Final
 from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.setup import Setup
 
-__all__ = ["ARCHITECTURES", "CHATTING", "MIXTURES", "MORE", "SETTINGS", "UNSEEN", "Architecture", "of_architecture"]
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

@@ -33,8 +33,6 @@ from hf_memkit.prediction.trace_request import ScriptRequest
 from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, of_architecture
 from tests.predict.fake_and_real_tracker import both_trackers
 
-__all__ = ["answer_lines", "changes_of_kernel", "peaks"]
-
 _LIMIT_S: Final = 600.0
 _MARK: Final = "phase ended: "
 _MEMORY: Final = "[memory]"

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any, Final, Self
 
-__all__ = ["BAR", "REFUSED", "Child", "assert_equal", "difference"]
-
 BAR: Final = 0.005
 """How far the peak on fake tensors may be from the real one, as a share of it."""
 

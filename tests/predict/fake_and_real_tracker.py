@@ -11,8 +11,6 @@ from typing import Any
 
 from hf_memkit.prediction.setup_training import SetupTraining
 
-__all__ = ["both_trackers"]
-
 
 def both_trackers(asked: SetupTraining) -> dict[str, Any]:
     """Peak bytes of two steps: `traced_bytes`, and `mem_tracker_bytes`."""

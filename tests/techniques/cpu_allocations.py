@@ -12,8 +12,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["peak_bytes", "saved_bytes"]
-
 
 def peak_bytes(action: Callable[[], Any]) -> int:
     """The most bytes that live at once while `action` runs, beyond what lived before; after one run to warm up."""

@@ -9,8 +9,6 @@ from hf_memkit.job import Job
 from hf_memkit.models import describe
 from hf_memkit.units import GIB
 
-__all__ = ["MACHINE", "gpt2_job"]
-
 MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 

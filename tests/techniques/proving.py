@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-__all__ = ["proves"]
-
 
 def proves(kind: str, *techniques: str) -> pytest.MarkDecorator:
     """`kind` is `same-result` or `memory`."""

@@ -15,8 +15,6 @@ from unittest import mock
 import torch
 from torchao.optim import cpu_offload
 
-__all__ = ["standin_streams"]
-
 
 class _Event:
     def synchronize(self) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-__all__ = ["VOCABULARY", "batch", "causal_model", "part", "summed_in_fp64"]
-
 VOCABULARY = 97
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _GPT2 = {

@@ -11,8 +11,6 @@ from hf_memkit.checks.subject import Subject
 from hf_memkit.techniques.activation_bytes import backward_bytes, layer_of, numbers_in
 from hf_memkit.units import format_mib
 
-__all__ = ["UNSUPPORTED"]
-
 _SWITCH: Final = "activation_checkpointing"
 _OPTIONS: Final = "activation_checkpointing_kwargs"
 

@@ -10,8 +10,6 @@ from hf_memkit.checks.subject import Subject
 from hf_memkit.compat import is_on
 from hf_memkit.optimizers import Optimizer, find_optimizer, techniques_of
 
-__all__ = ["UNSEEN", "keeps_small_updates", "named_optimizer", "optimizer_row", "rounds_stochastically"]
-
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
 
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")

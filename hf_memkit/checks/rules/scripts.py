@@ -6,8 +6,6 @@ from typing import Final
 
 from hf_memkit.checks.subject import Subject
 
-__all__ = ["TEXT_NAMES", "TRL_NAMES", "is_for_other_media", "is_for_text", "is_for_trl", "trains_loaded_weights"]
-
 TRL_NAMES: Final = (
     # trl/trainer/model_config.py
     "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",

@@ -10,8 +10,6 @@ import torch
 from hf_memkit.memory.readers.base import Mark
 from hf_memkit.units import GIB
 
-__all__ = ["CachingAllocatorReader", "CudaReader", "MpsReader", "XpuReader"]
-
 
 class CachingAllocatorReader:
     """An allocator with the counters of `torch.cuda.memory_stats`.

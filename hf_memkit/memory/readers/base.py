@@ -16,8 +16,6 @@ import torch
 from hf_memkit.memory.error_barrier import describe
 from hf_memkit.units import GIB
 
-__all__ = ["Every", "Mark", "MemoryReader", "Occasional", "ReaderGroup"]
-
 
 @runtime_checkable
 class MemoryReader(Protocol):

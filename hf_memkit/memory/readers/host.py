@@ -15,8 +15,6 @@ from hf_memkit.memory.readers.base import Every, Occasional
 from hf_memkit.units import GIB
 from hf_memkit.zero.engine_tensors import swapped_bytes
 
-__all__ = ["HostReader", "PinnedReader", "SwapReader"]
-
 _STATM = "/proc/self/statm"
 _OWN_EVERY_S = 0.1
 _AVAILABLE_EVERY_S = 0.5

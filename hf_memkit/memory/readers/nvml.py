@@ -12,8 +12,6 @@ import torch
 from hf_memkit.memory.readers.base import Occasional
 from hf_memkit.units import GIB
 
-__all__ = ["NvmlReader"]
-
 # The inode of the first PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h).
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 

@@ -19,8 +19,6 @@ from transformers import Trainer
 
 from hf_memkit.prediction.child.users_code import is_library
 
-__all__ = ["adapters_from_its_first_line", "chunk_losses", "give_adapters", "made_at", "place_of", "with_adapters"]
-
 CONFIG: Final = "peft_config"
 
 

@@ -28,8 +28,6 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.users_code import line_of
 from hf_memkit.terms import Phase
 
-__all__ = ["AfterTrain", "Stretches"]
-
 _LIMIT_S: Final = 60
 """For what stands below `train()`."""
 

@@ -61,8 +61,6 @@ from hf_memkit.prediction.child.trl_trainers import (
 )
 from hf_memkit.prediction.child.users_code import line_that_asks
 
-__all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "traced_training"]
-
 STEPS: Final = 2
 """Optimizer states exist from the end of the first step on: the second step has them all along."""
 

@@ -23,8 +23,6 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Call", "install_cuda_attention", "kernel_on_gpu"]
-
 Attention = Callable[..., torch.Tensor]
 
 _HALF: Final = (torch.float16, torch.bfloat16)

@@ -9,8 +9,6 @@ import torch
 
 from hf_memkit.prediction.child.row_sizes import elements, needs
 
-__all__ = ["shape_of", "told_apart"]
-
 Batch = Any
 
 

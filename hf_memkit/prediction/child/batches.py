@@ -27,10 +27,6 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.batch_shapes import shape_of
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
-__all__ = [
-    "Chosen", "chosen_batches", "first_batches", "is_much_larger", "longest_row", "without_padding",
-]  # fmt: skip
-
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
 _FORMED: Final = 10_000

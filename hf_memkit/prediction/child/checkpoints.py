@@ -19,8 +19,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 
-__all__ = ["Shapes", "refuse_checkpoint", "shapes_in", "sizes_that_differ"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 _DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

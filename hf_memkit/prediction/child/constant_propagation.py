@@ -25,8 +25,6 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 
-__all__ = ["WITHOUT_FAKE", "KnownValues", "known_values", "remember"]
-
 _MOST_NUMBERS: Final = 2**20
 """Of tensors of whole numbers whose values are followed."""
 

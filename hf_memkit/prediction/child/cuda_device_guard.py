@@ -21,8 +21,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["install", "self_test"]
-
 _CUDA: Final = 1  # c10/core/DeviceType.h
 _DEVICE_TYPES: Final = 22
 _GUARD_METHODS: Final = 64

@@ -19,8 +19,6 @@ from hf_memkit.bf16_on_gpus import unscaled_bf16
 from hf_memkit.errors import NoKernel
 from hf_memkit.prediction.child.plain_tensors import device_type
 
-__all__ = ["REFUSED", "TABLE", "Refusal", "refuse_types", "type_of_call"]
-
 TABLE: Final = Path(__file__).with_name("cuda_dtypes_2_13.json")
 
 _HALF: Final = ("float16", "bfloat16")

@@ -12,8 +12,6 @@ import torch
 
 from hf_memkit.prediction.child.tracer import StorageTracer
 
-__all__ = ["answer_scripts", "memory_fraction", "replace_everywhere"]
-
 _fraction: float | None = None
 
 

@@ -32,10 +32,6 @@ from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced
 from hf_memkit.prediction.child.users_code import line_of
 from hf_memkit.units import format_size
 
-__all__ = [
-    "EvaluationCall", "Evaluations", "Metrics", "is_asked_for", "largest_batch", "without_values",
-]  # fmt: skip
-
 _EVALUATED: Final = 2
 _NAN: Final = float("nan")
 

@@ -20,18 +20,6 @@ from torch import nn
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.work_recorder import launched
 
-__all__ = [
-    "Event",
-    "Stream",
-    "become",
-    "inference_is_no_grad",
-    "made_up_values",
-    "movable_modules",
-    "one_gpu",
-    "one_stream",
-    "replace_compiler",
-]
-
 
 def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
     """Makes `torch.cuda` describe one GPU of this compute capability, on which nothing can be run."""

@@ -26,8 +26,6 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, extract_tensor_metadata
 
-__all__ = ["FastFakes", "Known", "quick_dispatch"]
-
 Arguments = Sequence[Any]
 Make = Callable[[Arguments], Any]
 """Arguments of an operation → its result."""

@@ -20,8 +20,6 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.older_libraries import FLASH_QUESTIONS, flash_attention_table, hub_kernel_loader
 
-__all__ = ["install_flash_attn"]
-
 _VERSION: Final = "2.8.3"
 _TOO_OLD: Final = "FlashAttention only supports Ampere GPUs or newer."
 _HUB: Final = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")

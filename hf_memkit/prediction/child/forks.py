@@ -38,8 +38,6 @@ from hf_memkit.live_arguments import Reads, changed
 from hf_memkit.prediction.child.adapters import chunk_losses, give_adapters, made_at, with_adapters
 from hf_memkit.prediction.trace_request import EARLY, LATE
 
-__all__ = ["Forks"]
-
 Fields = dict[str, Any]
 
 

@@ -29,8 +29,6 @@ from hf_memkit.prediction.child.older_libraries import (
 from hf_memkit.prediction.child.work_recorder import turns as work_of_turns
 from hf_memkit.setup import Setup
 
-__all__ = ["answers_are_longest", "arguments_class", "generates", "generation_config"]
-
 
 def arguments_class(setup: Setup, trainer: type) -> type | None:
     """Seq2SeqTrainingArguments, where a user's own training needs them: their Trainer asks for fields of its own, or

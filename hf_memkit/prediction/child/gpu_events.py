@@ -23,8 +23,6 @@ from hf_memkit.prediction.gpu_memory import (
 )
 from hf_memkit.terms import Category
 
-__all__ = ["GpuEvents"]
-
 Arguments = tuple[Any, ...]
 
 _PRODUCTS: Final = frozenset(

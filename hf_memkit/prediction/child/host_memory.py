@@ -15,8 +15,6 @@ import torch
 
 from hf_memkit.terms import Phase
 
-__all__ = ["HostMemory", "anonymous_bytes"]
-
 _KIB: Final = 1024
 
 

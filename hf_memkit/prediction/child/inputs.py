@@ -18,8 +18,6 @@ from typing import Any, Final
 from hf_memkit.errors import InputError
 from hf_memkit.setup import Setup
 
-__all__ = ["Behind", "Rows", "base_model", "example", "pads", "shortened"]
-
 _INSTEAD: Final = "predict your training script: memkit predict train.py"
 
 _ONE_LABEL: Final = (

@@ -24,8 +24,6 @@ from transformers.trainer_pt_utils import EvalLoopContainer, nested_concat
 
 from hf_memkit.prediction.child.traced_batches import is_traced
 
-__all__ = ["Kept", "as_of_more_batches"]
-
 
 class Kept:
     """Of one evaluation.

@@ -26,8 +26,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["KERNEL_RULES", "learn_counts"]
-
 _aten: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
 _COUNTED: Final = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")

@@ -36,8 +36,6 @@ from hf_memkit.prediction.child.older_libraries import config_class
 from hf_memkit.prediction.child.read_only import only_these_change
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
-__all__ = ["Ended", "Nowhere", "keep_what_was_there", "nothing_is_pushed", "with_subclasses"]
-
 
 class Ended(BaseException):
     """The script goes no further. No `except Exception` of its own keeps it.

@@ -42,14 +42,6 @@ from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
 from hf_memkit.when_imported import when_imported
 
-__all__ = [
-    "before_a_script",
-    "install_library_rules",
-    "outliers_are_few",
-    "shapes_from_values_are_unmodelled",
-    "traceable",
-]
-
 _LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
 """Parts that refuse the user's data, of which there is none here."""
 

@@ -22,8 +22,6 @@ from hf_memkit.prediction.child.libraries import shapes_from_values_are_unmodell
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
-__all__ = ["LibraryEvaluations"]
-
 _WORD: Final = "evaluat"
 _METHODS: Final = ("__init__", "__call__", "evaluate", "compute", "run")
 _LIMIT_S: Final = 20.0

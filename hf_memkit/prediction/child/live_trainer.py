@@ -25,8 +25,6 @@ from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
 from hf_memkit.prediction.live_objects import ON_HOST, PREPARED, TrainerParts, read_objects
 from hf_memkit.setup import Setup
 
-__all__ = ["ready_trainer"]
-
 
 def ready_trainer(path: Path) -> Any:
     """The Trainer that a file holds, on the GPU of this process.

@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_map
 
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 
-__all__ = ["files_load_to_gpu"]
-
 
 def files_load_to_gpu() -> None:
     """Replaces `torch.load` and safetensors' reader in this process."""

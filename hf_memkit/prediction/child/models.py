@@ -19,8 +19,6 @@ from hf_memkit.prediction.child.older_libraries import no_init_weights
 from hf_memkit.setup import Setup
 from hf_memkit.train import add_adapters, install_model_parts
 
-__all__ = ["build_fake_model", "quantise_linears"]
-
 
 def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
     """The model with its dtype, attention, padded vocabulary, adapters and parts. No weight is initialised.

@@ -29,8 +29,6 @@ from hf_memkit.prediction.child.leaves_nothing import Nowhere
 from hf_memkit.prediction.child.training_commands import training_command
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
-__all__ = ["STARTS", "no_real_training", "trains_in_a_fork"]
-
 Refuse = Callable[[dict[str, Any]], NoReturn]
 
 _PYTHON: Final = str(Path(os.__file__).parent)

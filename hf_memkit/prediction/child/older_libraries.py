@@ -30,27 +30,6 @@ from torch import nn
 
 from hf_memkit.when_imported import when_imported
 
-__all__ = [
-    "FLASH_QUESTIONS",
-    "RUNS_COPIES",
-    "HowLoaded",
-    "config_class",
-    "expanded_device_map",
-    "first_turn",
-    "flash_attention_table",
-    "grown_masks",
-    "how_it_is_loaded",
-    "hub_kernel_loader",
-    "later_arguments",
-    "longest_cache",
-    "no_init_weights",
-    "of_one_turn",
-    "parameters_on_meta",
-    "quantized_parameter",
-    "what_loading_gives",
-]
-
-
 RUNS_COPIES: Final = not hasattr(torch._C, "_ensureCUDADeviceGuardSet")
 """Whether torch runs the copy of a real tensor to another device in a mode in which all is fake (torch 2.8:
 _subclasses/fake_tensor.py, `_dispatch_impl`)."""

@@ -27,8 +27,6 @@ from torch.utils.flop_counter import flop_registry
 from hf_memkit.prediction.child.plain_tensors import device_type, plain_tensors_in
 from hf_memkit.prediction.work import Kind, Operation
 
-__all__ = ["LIBRARIES", "beside_dispatcher", "held_bytes", "operations_of"]
-
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
 

@@ -18,8 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hf_memkit.prediction.child.users_code import users_line
 from hf_memkit.resources import documentation
 
-__all__ = ["OwnLoop", "OwnLoops"]
-
 _BACKWARD: Final = 64
 """So many backward passes without an optimizer step are a loop, too: its step is no torch optimizer's."""
 

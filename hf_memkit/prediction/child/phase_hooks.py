@@ -27,8 +27,6 @@ from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.terms import Category, Phase
 
-__all__ = ["TrainingWatch"]
-
 _WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
 """Parts of a step without gradients, which interrupt another phase."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["device_type", "is_fake", "plain_tensors", "plain_tensors_in"]
-
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold the memory: those inside a tensor subclass such as torchao's 8-bit states, or itself."""

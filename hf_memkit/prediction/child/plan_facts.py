@@ -27,11 +27,6 @@ from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
 from hf_memkit.when_imported import when_imported
 
-__all__ = [
-    "fixed_by_deepspeed", "fp16_overflow", "made_by_trainer", "needs_padding", "note_parsers", "overrides_optimizer",
-    "plan_facts", "refused_by_trl",
-]  # fmt: skip
-
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "activation_checkpointing", "activation_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32",

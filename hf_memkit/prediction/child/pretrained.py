@@ -31,8 +31,6 @@ from hf_memkit.prediction.child.older_libraries import (
 from hf_memkit.prediction.child.quantised import quantised, quantizers
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
-__all__ = ["has_device_map", "loaded_at", "weights_are_shapes"]
-
 _loaded_at: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _with_device_map: weakref.WeakSet[Any] = weakref.WeakSet()
 

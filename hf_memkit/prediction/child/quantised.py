@@ -27,8 +27,6 @@ from hf_memkit.prediction.child.older_libraries import quantized_parameter
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 
-__all__ = ["notes_on_8_bits", "quantised", "quantizers"]
-
 _ASKED: Final = {"bitsandbytes", "torchao", "fp8", "mxfp4"}
 """Methods whose quantizer is asked; those of others may want libraries that are not installed."""
 _EIGHT_BIT_WEIGHTS: Final = {"Int8WeightOnlyConfig", "Float8WeightOnlyConfig"}

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["import_late", "is_loaded", "load_again", "quick_imports"]
-
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:

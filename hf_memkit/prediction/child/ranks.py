@@ -10,8 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["one_of_several", "rank_environment"]
-
 
 def rank_environment(processes: int, per_node: int) -> dict[str, str]:
     """What `torchrun` sets for the first rank."""

@@ -27,8 +27,6 @@ from hf_memkit.prediction.child.fake_gpu import one_gpu
 from hf_memkit.prediction.child.no_real_training import STARTS
 from hf_memkit.prediction.child.training_commands import training_command
 
-__all__ = ["read_launch"]
-
 _UNKNOWN: Final = 3
 """Stands for the number of GPUs of the machine that will train, which is unknown here. accelerate asks only whether
 there are several."""

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["has_landlock", "only_these_change"]
-
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _NO_NEW_PRIVILEGES: Final = 38
 _BENEATH: Final = 1

@@ -41,8 +41,6 @@ from hf_memkit.prediction.child.saves import save_no_made_up_values
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.users_code import MEMKIT, evaluation_that_runs, line_that_asks
 
-__all__ = ["RealAndFake"]
-
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _COPY: Final = torch.ops.aten._to_copy.default
 _TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")

@@ -20,8 +20,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Needs", "Numbers", "RowSizes", "elements", "needs", "row_sizes"]
-
 LIMIT_S: Final = 60.0
 """How long rows are read; after it those that were read stand for all."""
 

@@ -20,8 +20,6 @@ from transformers import Trainer
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.users_code import users_line
 
-__all__ = ["save_no_made_up_values", "write_nothing"]
-
 
 def save_no_made_up_values() -> None:
     """Before `train()`: what has values is saved; a script that saves its model goes on without a file of weights, and

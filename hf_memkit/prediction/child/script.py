@@ -71,8 +71,6 @@ from hf_memkit.script_overrides import Overrides, install
 from hf_memkit.setup import Setup
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
-__all__ = ["run_script"]
-
 Found = dict[str, Any]
 
 

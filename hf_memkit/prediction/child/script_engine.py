@@ -18,8 +18,6 @@ import torch
 
 from hf_memkit.compat import is_on, names_of
 
-__all__ = ["about_engine", "as_the_engine_has_it", "without_engines"]
-
 _BY_LAUNCHER = "ACCELERATE_USE_DEEPSPEED"
 """By which `accelerate launch` says that its variables hold a DeepSpeed config."""
 

@@ -38,8 +38,6 @@ import psutil
 from hf_memkit.ended_with_parent import end_with
 from hf_memkit.prediction.child.quick_imports import load_again
 
-__all__ = ["serve"]
-
 _MODULES: Final = "modules.json"
 """Beside the result: what the case imported, which is imported here for the cases after it."""
 

@@ -26,8 +26,6 @@ from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.setup import Setup
 from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 
-__all__ = ["rows_for", "setup_trainer"]
-
 _USUAL_BATCHES: Final = 9
 """Beside one of the worst: the median is one of them."""
 

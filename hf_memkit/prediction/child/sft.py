@@ -18,8 +18,6 @@ from hf_memkit.prediction.child.inputs import Behind, Rows
 from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.setup import Setup
 
-__all__ = ["as_dataset", "install_fused_head", "is_sft", "sft_rows", "tokenizer"]
-
 
 def is_sft(setup: Setup) -> bool:
     """Whether the setup trains with TRL's SFTTrainer."""

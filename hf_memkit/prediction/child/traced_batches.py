@@ -10,8 +10,6 @@ import torch
 
 from hf_memkit.prediction.child.constant_propagation import remember
 
-__all__ = ["Batches", "Loader", "is_traced", "made_here", "on_host"]
-
 Batches = Sequence[Any]
 
 

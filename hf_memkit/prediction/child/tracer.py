@@ -33,9 +33,6 @@ from hf_memkit.prediction.child.work_recorder import WorkRecorder, activate
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
 
-__all__ = ["StorageTracer"]
-
-
 _DEVICE: Final = torch.ops.prim.device.default
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _SAME: Final = frozenset({torch.ops.aten.allclose.default, torch.ops.aten.equal.default})

@@ -21,8 +21,6 @@ from transformers import PreTrainedTokenizerBase, Trainer
 
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 
-__all__ = ["MADE", "folder_goes_away", "remove_made"]
-
 MADE: Final = "made"
 """The file in which it is written down, beside that of the result."""
 

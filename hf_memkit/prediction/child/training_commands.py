@@ -30,8 +30,6 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TrainingCommand", "training_command"]
-
 _LAUNCHERS: Final = frozenset(
     {"accelerate", "accelerate-launch", "colossalai", "composer", "deepspeed", "deepspeed.pt", "horovodrun", "ray",
      "torchrun"}

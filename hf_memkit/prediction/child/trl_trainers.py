@@ -30,8 +30,6 @@ from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.work_recorder import launched
 
-__all__ = ["about_vllm", "answer_trl", "answers_are_made_up", "draws_whose_answers", "reference_loaders"]
-
 
 def answer_trl() -> None:
     """From now on a Trainer of TRL's that is made gets these answers."""

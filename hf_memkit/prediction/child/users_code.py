@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MEMKIT", "evaluation_that_runs", "is_library", "line_of", "line_that_asks", "users_line"]
-
 MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 """The folder of this package."""
 

@@ -18,8 +18,6 @@ from hf_memkit.prediction.child.operation_work import beside_dispatcher, operati
 from hf_memkit.prediction.work import Operation, Work
 from hf_memkit.terms import Phase
 
-__all__ = ["NOT_TOLD", "WorkRecorder", "activate", "launched", "turns"]
-
 NOT_TOLD: Final[Mapping[str, str]] = {
     "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
     "fill": "bitsandbytes fills new paged states, once",

@@ -32,7 +32,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.models import hub_reachable
 from hf_memkit.presets.files import reasoned_yaml, with_installed_names
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
-from hf_memkit.recipe.run import RecipeRun
+from hf_memkit.recipe.output import RecipeRun
 from hf_memkit.recipe.tables import find_tables, read_rows
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
@@ -42,8 +42,6 @@ from hf_memkit.recipe.text_readers import find_text_files
 from hf_memkit.setup import Setup
 from hf_memkit.train import needed_packages
 from hf_memkit.user_files import user_path, write_text
-
-__all__ = ["export_script", "start_command"]
 
 _WIRING, _PROCESS_GROUP = "hf_memkit.zero.wiring", "hf_memkit.zero.process_group"
 _NAMES: Final = {_WIRING: "deepspeed_wiring"}

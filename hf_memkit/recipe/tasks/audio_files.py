@@ -18,18 +18,6 @@ from hf_memkit.recipe.tables import find_tables, read_rows
 from hf_memkit.recipe.tasks.media import checked, column_of, files_in, only_table, told_at_once
 from hf_memkit.recipe.text_readers import name_of, not_utf8
 
-__all__ = [
-    "EXAMPLE",
-    "LOCAL_FORM",
-    "AudioFile",
-    "AudioFiles",
-    "audio_columns",
-    "audio_rows",
-    "check_audio",
-    "list_audio",
-    "text_columns",
-]
-
 SUFFIXES: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aiff", ".aif")
 
 LOCAL_FORM: Final = "a folder of sound files with metadata.csv, or with a .txt beside each"

@@ -21,7 +21,6 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Data
 
-__all__ = ["TASK"]
 
 _PACKED: Final = "short conversations share a sequence, and each sees only itself (trl: packing_strategy bfd)"
 _NOT_PACKED: Final = "each conversation is one sequence, padded to the longest of its micro-batch"

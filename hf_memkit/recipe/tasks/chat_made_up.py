@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["made_up_conversations"]
-
 _LIBRARY: Final = Path(sysconfig.get_path("stdlib"))
 _MODULES: Final = (
     "argparse", "base64", "bisect", "calendar", "collections", "copy", "csv", "difflib", "fnmatch", "fractions",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CHATML", "LLAMA_MARKED", "LLAMA_TURN"]
-
 CHATML: Final = (
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message['role'] + '\\n' -}}"

@@ -14,8 +14,6 @@ from typing import Any, Final
 from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.recipe.text_readers import name_of, whole_characters
 
-__all__ = ["EXAMPLE", "FORMS", "as_json", "conversation", "form_of"]
-
 EXAMPLE: Final = '{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]}'
 
 FORMS: Final[Mapping[str, tuple[str, ...]]] = {

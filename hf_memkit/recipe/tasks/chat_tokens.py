@@ -24,7 +24,6 @@ from hf_memkit.recipe.tokenizer import END_OF_TEXT, Framing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CHATML_FRAMING", "Tokenised", "checksum", "tokenise", "training_template"]
 
 _IGNORED: Final = -100
 """Label of a token that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""

@@ -24,8 +24,6 @@ from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_val
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
 
-__all__ = ["TASK"]
-
 _HEAD_ROWS: Final = 100
 """Images of the hub that are opened before training."""
 

@@ -19,18 +19,6 @@ from hf_memkit.recipe.tables import find_tables, read_rows
 from hf_memkit.recipe.tasks.media import checked, column_of, files_in, only_table, told_at_once
 from hf_memkit.recipe.text_readers import in_one_line, name_of
 
-__all__ = [
-    "EXAMPLE",
-    "LOCAL_FORM",
-    "SUFFIXES",
-    "ImageFile",
-    "ImageFiles",
-    "check_image",
-    "image_rows",
-    "list_images",
-    "split_folders",
-]
-
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 LOCAL_FORM: Final = "a folder with a folder of images for each label, or a table with the columns image and label"

@@ -11,8 +11,6 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-__all__ = ["LABELS", "made_up_images"]
-
 LABELS: Final = ("blue", "blue-striped", "green", "green-striped", "red", "red-striped")
 
 _SIDE: Final = 64

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["made_up_speech"]
-
 _RATE: Final = 16_000
 _LETTER_S: Final = 0.12
 _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "zero")

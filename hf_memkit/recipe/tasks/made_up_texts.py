@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["help_texts", "kinds_of_text", "summaries"]
-
 _MODULES: Final = (
     "argparse", "ast", "calendar", "collections", "configparser", "csv", "datetime", "decimal", "difflib",
     "email.message", "fractions", "functools", "heapq", "inspect", "ipaddress", "json", "logging", "math", "os",

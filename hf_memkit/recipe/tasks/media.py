@@ -19,18 +19,6 @@ from hf_memkit.recipe.sources import HubData, load_hub
 from hf_memkit.recipe.tables import TABLE_SUFFIXES
 from hf_memkit.recipe.tasks.task import Settings
 
-__all__ = [
-    "checked",
-    "checksum",
-    "column_of",
-    "files_in",
-    "hub_rows",
-    "loader_arguments",
-    "only_table",
-    "told_at_once",
-    "whole_config",
-]
-
 _TOLD: Final = 5
 """Bad files that a message names; it counts the rest."""
 

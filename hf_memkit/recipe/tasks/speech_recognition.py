@@ -17,8 +17,6 @@ from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
 
-__all__ = ["TASK"]
-
 _HEARD_S: Final = 30.0
 """Seconds of sound that Whisper's encoder takes at once, whatever its size (arXiv 2212.04356, section 2.2)."""
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Data
     from hf_memkit.recipe.tokenizer import Framing
 
-__all__ = ["Examples", "Say", "Settings", "Task", "label_values"]
 
 Say = Callable[[str], None]
 

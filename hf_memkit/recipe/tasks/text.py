@@ -15,8 +15,6 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from hf_memkit.recipe.data import Documents
 
-__all__ = ["TASK"]
-
 
 class _LanguageModeling(Task):
     name: ClassVar[str] = "language-modeling"

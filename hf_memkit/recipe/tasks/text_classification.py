@@ -28,8 +28,6 @@ from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
-__all__ = ["TASK"]
-
 _TOKENS: Final = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
                   "mask_token": "[MASK]"}  # fmt: skip
 _MULTIPLE: Final = 8

@@ -27,8 +27,6 @@ from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
-__all__ = ["TASK"]
-
 _FRAMING: Final = Framing({"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}, single="$A </s>")
 """T5's special tokens and their IDs (transformers: T5Config)."""
 

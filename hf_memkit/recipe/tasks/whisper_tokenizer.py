@@ -14,8 +14,6 @@ from typing import Any, Final
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import WhisperTokenizer
 
-__all__ = ["TOKEN_VALUES", "token_values", "train_whisper_tokenizer"]
-
 _END: Final = "<|endoftext|>"
 _START: Final = "<|startoftranscript|>"
 _SPECIAL: Final = (_START, "<|translate|>", "<|transcribe|>", "<|notimestamps|>")

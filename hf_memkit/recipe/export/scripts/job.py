@@ -24,8 +24,6 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
 
-__all__ = ["TrainingJob"]
-
 LOADING: Final[tuple[str, ...]] = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not."""
 
