@@ -18,6 +18,9 @@ and from hour to hour (RAM, cores, disk, the folder) is pinned.
 | check | every file of the pack, of the docs and of `tests/check`'s cases, as JSON |
 | help | every verb's `--help` |
 | predictions | 24 predictions, traced |
+| traced | every recipe × variant on the recipe's GPU, traced |
+| scripts | the scripts of `tests/predict_script/jobs`, predicted for a T4 |
+| plans | plans of three of them, and of a model with a preset |
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -159,9 +163,49 @@ def predictions() -> Iterator[Case]:
         yield f"recipe-{name}", ["predict", "--recipe", name, "--ram", RAM, "--gpu", "24GB", "--json"]
 
 
+def traced() -> Iterator[Case]:
+    from hf_memkit.recipe.schema import load_recipe
+
+    for path in sorted((ROOT / "recipes").glob("*.yaml")):
+        recipe = load_recipe(path.stem)
+        for variant in (*recipe.variants, "auto"):
+            base = ["recipe", path.stem, "--ram", RAM, "--variant", variant, "--gpu", recipe.card]
+            yield f"{path.stem}/{variant}.json", [*base, "--dry-run", "--json"]
+
+
+def scripts() -> Iterator[Case]:
+    for name in _jobs():
+        yield f"{name}.json", ["predict", "--gpu", "T4", "--ram", RAM, "--json", "--no-search", *_of_job(name)]
+
+
+def plans() -> Iterator[Case]:
+    base = ["plan", "--gpu", "T4", "--ram", RAM, "--limit", "900", "--json"]
+    for name in ("lora_chat", "causal_lm_blocks", "sentiment"):
+        yield f"{name}.json", [*base, *_of_job(name)]
+    yield "gpt2-xl.json", [*base, "--model", "gpt2-xl", "--preset", "resident"]
+
+
+def _jobs() -> dict[str, Any]:
+    jobs = ROOT / "tests" / "predict_script" / "jobs"
+    if not Path("jobs").exists():
+        prepare = [sys.executable, str(jobs / "prepare.py"), "jobs"]
+        subprocess.run(prepare, check=True, env={**os.environ, "PYTHONPATH": ""}, stdout=sys.stderr)
+    found: dict[str, Any] = json.loads((jobs / "jobs.json").read_text())
+    return {name: job for name, job in found.items() if "script" in job and "environment" not in job}
+
+
+def _of_job(name: str) -> list[str]:
+    job, written = _jobs()[name], ROOT / "tests" / "predict_script" / "jobs" / "written"
+    places = {"{folder}": str(Path("jobs").absolute()), "{out}": "out", "{written}": str(written)}
+    words = [word for word in job["arguments"] if word not in ("--use_cpu", "--cpu")]
+    for place, value in places.items():
+        words = [word.replace(place, value) for word in words]
+    return [str(written / job["script"]), "--", *words]
+
+
 PARTS: Final[dict[str, Callable[[], Iterator[Case]]]] = {
     "help": helps, "explain": explain, "check": checks, "deepspeed": deepspeed, "presets": presets,
-    "recipes": recipes, "predictions": predictions,
+    "recipes": recipes, "predictions": predictions, "traced": traced, "scripts": scripts, "plans": plans,
 }  # fmt: skip
 
 
@@ -187,7 +231,7 @@ def say(command: list[str]) -> str:
     for path in sorted(set(Path().rglob("*")) - before):
         if path.is_file():
             parts.append(f"=== {path}\n{path.read_text(encoding='utf-8')}")
-    for path in sorted(set(Path().iterdir()) - before):
+    for path in sorted(set(Path().iterdir()) - before - {Path("jobs")}):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     said = "\n".join(parts).replace(str(Path.cwd()), "HERE").replace(str(ROOT), "MEMKIT")
     return re.sub(r"\d+(?:\.\d+)? s\b", "N s", said)
