@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -161,6 +162,9 @@ def clear(folder: str) -> None:
     for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs"):
         if old.is_dir():
             shutil.rmtree(old)
+    with suppress(RunError):  # a damaged run file names nothing
+        for name in (read_run(folder) or {}).get("files", ()):
+            (path / Path(name).name).unlink(missing_ok=True)
     for old in (*path.glob("memory-rank*.jsonl"), path / "memory-report.html", path / RUN_FILE):
         old.unlink(missing_ok=True)
 

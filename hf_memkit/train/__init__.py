@@ -4,7 +4,7 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 `from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
 """
 
-from hf_memkit.train.model import add_adapters, build_model, refuse_random_weights
+from hf_memkit.train.model import add_adapters, build_model, refuse_random_weights, why_not_loaded
 from hf_memkit.train.packages import missing_package, needed_packages, require_packages
 from hf_memkit.train.trainer import (
     after_making,
@@ -30,4 +30,5 @@ __all__ = [
     "require_packages",
     "trainer_class",
     "trainer_options",
+    "why_not_loaded",
 ]

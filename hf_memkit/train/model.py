@@ -99,13 +99,17 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
         # Asked once whether the hub answers: otherwise each file waits for its own time-out.
         return model_class(setup).from_pretrained(name, local_files_only=not hub_reachable(), **options)
     except (OSError, ValueError) as error:
-        if "gated repo" in str(error).lower():
-            raise RunError(of_gated(name)) from error
-        said = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
-        raise RunError(
-            f"cannot load the weights of {name!r}: {said}. Give another --model, or a folder written by "
-            f"`save_pretrained`"
-        ) from error
+        raise RunError(why_not_loaded(name, error)) from error
+
+
+def why_not_loaded(name: str, error: BaseException) -> str:
+    """In one line why a model's weights cannot be loaded, and what to do."""
+    if "gated repo" in str(error).lower():
+        return of_gated(name)
+    said = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
+    return (
+        f"cannot load the weights of {name!r}: {said}. Give another --model, or a folder written by `save_pretrained`"
+    )
 
 
 def refuse_random_weights(setup: Setup) -> None:

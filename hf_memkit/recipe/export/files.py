@@ -74,7 +74,7 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     files |= data.files
     taken = [name for name in files if os.path.lexists(folder / name)]
     if taken:
-        raise InputError(f"--export {folder}: holds {', '.join(taken)} already; give another folder")
+        raise InputError(f"{folder}: holds {', '.join(taken)} already; give another folder")
     for name, text in files.items():
         write_text(folder / name, text)
     return [folder / name for name in files]
@@ -230,7 +230,7 @@ def _model(setup: Setup) -> Settings:
 
 def _arguments(setup: Setup) -> Settings:
     found = with_installed_names(_with_reasons(setup, "arguments"))
-    found["output_dir"] = ("run", "checkpoints and the records of memory, beside this file")
+    found["output_dir"] = (".", "checkpoints and the records of memory, beside this file")
     if "deepspeed.config" in setup:
         reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
         found["deepspeed"] = (_CONFIG_FILE, reason)

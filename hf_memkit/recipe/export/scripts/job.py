@@ -49,13 +49,27 @@ class TrainingJob:
         for name, value in sections.get("environment", {}).items():
             os.environ.setdefault(name, str(value))
 
-    def load_rows(self) -> Dataset:
-        """The rows of local files (`data.files`), or of a data set of the hub."""
+    @property
+    def source(self) -> str:
+        """Where the rows come from, for messages."""
+        return ", ".join(self.data["files"]) if "files" in self.data else str(self.data.get("hub_id", "the data"))
+
+    def load_rows(self, columns: Iterable[str] = ()) -> Dataset:
+        """The rows of local files (`data.files`), or of a data set of the hub.
+
+        Args:
+            columns: that must be there.
+        """
         data = self.data
-        if "files" not in data:
-            return load_dataset(data["hub_id"], data["hub_config"], split=data["hub_split"])
-        files = [str(self.folder / name) for name in data["files"]]
-        return load_dataset(data["format"], data_files=files, split="train", **data.get("format_options", {}))
+        if "files" in data:
+            files = [str(self.folder / name) for name in data["files"]]
+            rows = load_dataset(data["format"], data_files=files, split="train", **data.get("format_options", {}))
+        else:
+            rows = load_dataset(data["hub_id"], data["hub_config"], split=data["hub_split"])
+        for column in columns:
+            if column not in rows.column_names:
+                raise SystemExit(f"{self.source}: no column {column!r}; there are {', '.join(rows.column_names)}")
+        return rows
 
     def load_tokenizer(self, texts: Iterable[str]) -> Any:
         """The model's own tokenizer; where args.yaml names none, a byte-level BPE that is trained on `texts`."""
@@ -94,7 +108,7 @@ class TrainingJob:
     def training_arguments(self, kind: type) -> Any:
         """`kind`, such as TrainingArguments, of the section `arguments`. To be made before the model, and kept: under
         ZeRO-3 they tell `from_pretrained` to split the weights while it reads them."""
-        options = {**self.arguments, "output_dir": str(self.folder / self.arguments["output_dir"])}
+        options = {**self.arguments, "output_dir": str(Path(self.folder, self.arguments["output_dir"]))}
         if "deepspeed" in options:
             options["deepspeed"] = str(self.folder / options["deepspeed"])
         arguments = kind(**options)

@@ -71,7 +71,7 @@ def main() -> None:
     )
     tokenizer.chat_template = own_template
     job.ready(trainer)
-    attach(trainer)  # memory at every step: run/memory-rank0.jsonl, one file a process
+    attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.leave()

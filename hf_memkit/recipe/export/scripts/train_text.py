@@ -6,43 +6,67 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, Features, Sequence, Value
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from hf_memkit import attach
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 
-
-def cut_into_blocks(texts: Iterable[str], tokenizer: Any, length: int) -> np.ndarray:
-    """Token IDs of shape (blocks, length); what is left of the last block is dropped."""
-    ids: list[int] = []
-    for text in texts:
-        if text and not text.isspace():
-            ids += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            ids.append(tokenizer.eos_token_id)
-    return np.array(ids[: len(ids) // length * length], dtype=np.int32).reshape(-1, length)
+PIECE = 500_000
+"""Characters that are encoded at once: a token takes some 200 bytes until it is in its block."""
 
 
-def as_dataset(blocks: np.ndarray) -> Dataset:
-    labels = blocks.copy()
-    labels[:, 0] = -100  # nothing predicts the first token; Trainer's mean would count it
-    return Dataset.from_dict({"input_ids": blocks, "labels": labels}).with_format("torch")
+def blocks_of(rows: Dataset, column: str, tokenizer: Any, length: int) -> Iterator[dict[str, np.ndarray]]:
+    """Blocks of `length` tokens; what is left of the last block is dropped."""
+    tokens = array("i")
+    for batch in rows.iter(batch_size=1000):
+        texts = [text for text in batch[column] if text and not text.isspace()]
+        pieces = [list(pieces_of(text)) for text in texts]
+        encoded = iter(tokenizer([each for text in pieces for each in text], **PLAIN)["input_ids"] if pieces else [])
+        for text in pieces:
+            for _ in text:
+                tokens.extend(next(encoded))
+            tokens.append(tokenizer.eos_token_id)
+        whole = len(tokens) // length * length
+        for block in np.array(tokens[:whole], dtype=np.int32).reshape(-1, length):
+            labels = block.copy()
+            labels[0] = -100  # nothing predicts the first token; Trainer's mean would count it
+            yield {"input_ids": block, "labels": labels}
+        del tokens[:whole]
+
+
+PLAIN = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """A long text in pieces that end where a line does, so that their tokens are those of the text."""
+    while len(text) > PIECE:
+        end = text.rfind("\n", 1, PIECE) + 1 or text.rfind(" ", 1, PIECE)
+        if end <= 0:
+            break
+        yield text[:end]
+        text = text[end:]
+    yield text
 
 
 def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
+    column, length = job.data["text_column"], job.data["sequence_length"]
 
-    texts = job.load_rows()[job.data["text_column"]]
-    tokenizer = job.load_tokenizer(texts)
-    blocks = cut_into_blocks(texts, tokenizer, job.data["sequence_length"])
-    held_out = max(1, round(job.data["held_out"] * len(blocks)))
-    train_dataset = as_dataset(blocks[:-held_out])
-    eval_dataset = as_dataset(blocks[-held_out:][: job.evaluated(held_out)])
+    rows = job.load_rows([column])
+    tokenizer = job.load_tokenizer(text for text in rows[column] if text)
+    options = {"rows": rows, "column": column, "tokenizer": tokenizer, "length": length}
+    features = Features({name: Sequence(Value("int32"), length) for name in ("input_ids", "labels")})
+    blocks = Dataset.from_generator(blocks_of, features=features, gen_kwargs=options).with_format("torch")
+    if len(blocks) < 2:
+        raise SystemExit(f"{job.source}: fewer than two blocks of {length} tokens; give more text, or shorter blocks")
+    train_dataset, eval_dataset = job.hold_out(blocks)
 
     arguments = job.training_arguments(TrainingArguments)
     model = job.load_model(AutoModelForCausalLM)
@@ -52,7 +76,7 @@ def main() -> None:
         **job.trainer_options(model, arguments, tokenizer),
     )
     job.ready(trainer)
-    attach(trainer)  # memory at every step: run/memory-rank0.jsonl, one file a process
+    attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.leave()

@@ -60,7 +60,7 @@ def main() -> None:
     }
     trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
     job.ready(trainer)
-    attach(trainer)  # memory at every step: run/memory-rank0.jsonl, one file a process
+    attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.leave()
