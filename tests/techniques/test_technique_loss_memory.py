@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.components import chunked_loss as part
+from hf_memkit.components import chunked_loss_sum as summed
 from hf_memkit.components.chunked_loss import install
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.activation_bytes import (
@@ -82,7 +82,7 @@ def test_formulas() -> None:
     assert chunk_tokens_for(50257) == 1024  # 4 × 1024 × 50257 is 196 MiB
     assert chunk_tokens_for(151936) == 256 and chunk_tokens_for(256000) == 256 and chunk_tokens_for(10**9) == 1
     for vocabulary in (97, 50257, 128256, 151936, 256000):
-        assert part.chunk_tokens_for(vocabulary) == chunk_tokens_for(vocabulary)
+        assert summed.chunk_tokens_for(vocabulary) == chunk_tokens_for(vocabulary)
         assert 4 * vocabulary * chunk_tokens_for(vocabulary) <= 2**28
     # GPT-2 XL, 16 sequences of 1024 tokens: all logits, and one chunk of 1024 with the 16-bit gradient.
     assert full_loss_bytes(16384, 50257) == 12 * 16384 * 50257
