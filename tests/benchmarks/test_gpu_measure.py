@@ -144,7 +144,9 @@ def test_a_case_runs_end_to_end(name: str, tmp_path: Path, monkeypatch: pytest.M
 def test_a_script_with_its_arguments_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finds: arguments that are lost, records that are read from another folder."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    script = Path(gpu.__file__).with_name("gpu_script.py")
+    small = "GPT2Config(n_layer=1, n_embd=16, n_head=2)"
+    script = tmp_path / "train.py"
+    script.write_text(Path(gpu.__file__).with_name("gpu_script.py").read_text().replace("GPT2Config()", small))
     own = "--use_cpu True --max_steps 3 --per_device_train_batch_size 1 --report_to none --save_strategy no"
     line = f"{script} --output_dir '{tmp_path / 'its own'}' {own}"
     assert gpu.main([line, "--rehearse", "--out", str(tmp_path)]) == 0
