@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,19 +237,27 @@ def predicted_training(
         config=(about["deepspeed"] or {}).get("written"),
     )  # fmt: skip
 
+    # RAM that nobody has named, of a machine that may not be the one that trains, decides only what lies there.
+    zero = (about["deepspeed"] or {}).get("config", {}).get("zero_optimization", {})
+    offloads = any(
+        (zero.get(f"offload_{what}") or {}).get("device") in ("cpu", "nvme") for what in ("optimizer", "param")
+    )
+    ram_decides = ram_is_given or (machine.gpu is not None and machine.gpu.here) or offloads
+
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
         found = from_trace(
             trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
         )  # fmt: skip
+        if ledger is not None and not ram_decides:
+            found = found.judged(replace(machine, ram_bytes=sys.maxsize))
         return with_vllm(found.with_warnings(emulated, facts.get("fp16_overflow", "")), about.get("vllm"), machine)
 
     parts = trace.of_steps(about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
     if ledger is None and "host" in about:
         found = _with_ram(found, about["host"], gpus)
-        is_known = ram_is_given or (machine.gpu is not None and machine.gpu.here)
-        if is_known and (found.host_rss_bytes or 0) > machine.ram_bytes:
+        if ram_decides and (found.host_rss_bytes or 0) > machine.ram_bytes:
             found = found.judged(machine)
     batches = None
     if parts:
