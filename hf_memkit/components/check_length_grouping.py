@@ -1,4 +1,4 @@
-"""Stops a run whose samples are not grouped by length, or all have one length.
+"""Stops a run whose samples are not grouped by length; warns where all have one length.
 
 Trainer cannot group an IterableDataset, which has no length: it logs a warning and trains in the data set's order
 (transformers 5.23.0: trainer.py 1075-1086).
@@ -8,6 +8,7 @@ This file needs torch and transformers only, so that it can lie beside a script.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import nn
@@ -16,12 +17,12 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """A callback that raises RuntimeError before the first step if grouping by length has no effect."""
+    """A callback that raises RuntimeError before the first step if no sampler groups by length."""
     return {"callbacks": [CheckLengthGrouping()]}
 
 
 class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
-    """Raises RuntimeError in `on_train_begin` if no sampler groups, or all samples have one length."""
+    """Raises RuntimeError in `on_train_begin` if no sampler groups, and warns if all samples have one length."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         if train_dataloader is None:
@@ -34,9 +35,10 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
             )
         lengths = set(sampler.lengths)
         if len(lengths) == 1:
-            raise RuntimeError(
-                f"length-grouped has no effect: every sample has {lengths.pop()} tokens (padded or packed before). "
-                "Tokenize without padding, or omit length-grouped"
+            warnings.warn(
+                f"grouping by length has no effect: every sample has {lengths.pop()} tokens (cut, padded or packed "
+                "before)",
+                stacklevel=2,
             )
 
 

@@ -15,10 +15,13 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import yaml
 
 from hf_memkit import train
 from hf_memkit._version import __version__
@@ -269,8 +272,8 @@ class _Training:
         each = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
         steps = arguments.max_steps
         self._say(
-            f"Data: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; {steps} steps of {each} "
-            f"read them {steps * each / len(rows):.1f} times"
+            f"Data: {_source(job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; {steps} "
+            f"steps of {each} read them {steps * each / len(rows):.1f} times"
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
@@ -318,6 +321,15 @@ def _known(error: BaseException, folder: Path, setup: Setup) -> str | None:
     if last.parent == folder and last.stem in parts:
         return f"{last.stem.replace('_', ' ')}: {error}"
     return None
+
+
+def _source(job: RecipeRun) -> str:
+    """Where the rows are, for a person."""
+    if job.setup["data.source"] is not None:
+        return str(job.setup["data.source"])
+    data = yaml.safe_load((Path(job.output) / "args.yaml").read_text(encoding="utf-8"))["data"]
+    made_up = "made-up examples, used because the hub is not reachable (--data trains on your own)"
+    return str(data.get("hub_id") or made_up)
 
 
 def checksum(rows: Any) -> str:
@@ -389,6 +401,7 @@ def _result(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
         "held_out_loss": after,
         "label_frequency_loss": label_frequency_loss(trainer) if compared else None,
         "unigram_loss": unigram_loss(trainer) if packed else None,
+        **_of_classes(trainer),
         "metrics": _last_metrics(trainer),
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
@@ -396,6 +409,19 @@ def _result(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
         "peak_allocated_gib": end.get("peak_allocated_gib"),
         "peak_reserved_gib": end.get("peak_reserved_gib"),
     }
+
+
+def _of_classes(trainer: Trainer) -> dict[str, Any]:
+    """Of rows with a class each: `labels`, and `majority_accuracy`: of whoever always says the class that is most
+    frequent in training. Empty: there are none."""
+    trained, held_out = (list(rows["labels"]) if "labels" in rows.column_names else [] for rows in (
+        trainer.train_dataset, trainer.eval_dataset,
+    ))  # fmt: skip
+    if not trained or not isinstance(trained[0], int):
+        return {}
+    majority = Counter(trained).most_common(1)[0][0]
+    names: dict[int, str] = trainer.model.config.id2label
+    return {"labels": list(names.values()), "majority_accuracy": held_out.count(majority) / len(held_out)}
 
 
 def _last_metrics(trainer: Trainer) -> dict[str, float]:

@@ -44,10 +44,10 @@ def test_exported_scripts_run_on_their_own(quick_memkit: Quick, tmp_path: Path, 
 
     ran = _run([sys.executable, str(job / "train_text.py")], tmp_path)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
-    records = read_json_lines(job / "run" / "memory-rank0.jsonl")
+    records = read_json_lines(job / "memory-rank0.jsonl")
     assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4]
     assert records[-1]["kind"] == "end"
-    assert (job / "run" / "model").is_dir()
+    assert (job / "model").is_dir()
 
 
 @pytest.mark.alone
@@ -62,7 +62,7 @@ def test_two_processes_on_deepspeed(quick_memkit: Quick, tmp_path: Path, text_fi
     ran = _run([*launcher, "job/train_text.py"], tmp_path)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
     for rank in (0, 1):
-        last = read_json_lines(tmp_path / "job" / "run" / f"memory-rank{rank}.jsonl")[-1]
+        last = read_json_lines(tmp_path / "job" / f"memory-rank{rank}.jsonl")[-1]
         assert last["kind"] == "end" and last["status"] == "finished" and last["steps"] == 2
 
 

@@ -27,9 +27,9 @@ def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: 
     assert written >= {"job.py", "args.yaml"}
     args = yaml.safe_load((script.parent / "args.yaml").read_text())
     parts = [*args.get("model_parts", {}), *args.get("trainer_parts", {})]
-    assert written >= {f"{part}.py" for part in parts} and args["arguments"]["output_dir"] == "run"
+    assert written >= {f"{part}.py" for part in parts} and args["arguments"]["output_dir"] == "."
     ran = process.run([script], tmp_path)
     assert ran.returncode == 0, ran.output[-4000:]
-    records = read_json_lines(tmp_path / "job" / "run" / "memory-rank0.jsonl")
+    records = read_json_lines(tmp_path / "job" / "memory-rank0.jsonl")
     assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]
-    assert records[-1]["kind"] == "end" and (tmp_path / "job" / "run" / "model").is_dir()
+    assert records[-1]["kind"] == "end" and (tmp_path / "job" / "model").is_dir()

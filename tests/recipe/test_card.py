@@ -67,4 +67,4 @@ def test_out_of_memory_is_told_in_one_line_with_the_way_on(
     assert records.exists() is (when == "in a step")
     if records.exists():
         kinds = [record["kind"] for record in read_records(records)]
-        assert kinds[-2:] == ["oom", "end"] and any("memkit explain run" in line for line in after)
+        assert kinds[-2:] == ["oom", "end"] and any("memkit explain" in line for line in after)

@@ -282,7 +282,7 @@ def test_a_rehearsal_and_its_exported_script_train_the_same(
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [
         record["metrics"]["eval_loss"]
-        for record in read_json_lines(script / "run" / "memory-rank0.jsonl")
+        for record in read_json_lines(script / "memory-rank0.jsonl")
         if record["kind"] == "evaluate"
     ]
     assert losses[0] == pytest.approx(result["held_out_loss_before"], rel=1e-3)
@@ -348,16 +348,15 @@ def test_the_tokenizer_and_template_of_a_model_of_ones_own(
     asked = [str(recipe_file), "--variant", "lora", "--model", "model", "--data", str(data), "--max-steps", "2"]
     answer = quick_memkit("recipe", *asked, "--output", "run")
     assert answer.returncode == 0, answer.stderr[-3000:]
-    assert "the model's own (model" in answer.stdout and "the assistant's turns are marked" in answer.stdout
     answer = quick_memkit("recipe", *asked, "--export", "script")
     assert answer.returncode == 0, answer.stderr[-3000:]
     done = process.run(["script/train_chat.py"], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     kept = (tmp_path / "run" / "model" / "chat_template.jinja").read_text()
-    assert kept == (tmp_path / "script" / "run" / "model" / "chat_template.jinja").read_text() == made.chat_template
+    assert kept == (tmp_path / "script" / "model" / "chat_template.jinja").read_text() == made.chat_template
     losses = [
         [each["metrics"]["eval_loss"] for each in read_json_lines(folder / "memory-rank0.jsonl") if
          each["kind"] == "evaluate"]
-        for folder in (tmp_path / "run", tmp_path / "script" / "run")
+        for folder in (tmp_path / "run", tmp_path / "script")
     ]  # fmt: skip
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)

@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, Trainer, TrainingArguments
 
 from hf_memkit import train
-from hf_memkit.components.classification_metrics import accuracy_and_f1
+from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
 from hf_memkit.recipe.choose import resolve
@@ -90,8 +90,6 @@ def tiny(examples: Examples) -> BertForSequenceClassification:
 
 
 def test_an_evaluation_keeps_a_number_an_example(small: Setup, examples: Examples, tmp_path: Path) -> None:
-    options = TASK.trainer_options(small, examples)
-    assert {"compute_metrics", "preprocess_logits_for_metrics"} <= options.keys()
     kept: list[Any] = []
 
     def watched(prediction: EvalPrediction) -> dict[str, float]:
@@ -100,7 +98,7 @@ def test_an_evaluation_keeps_a_number_an_example(small: Setup, examples: Example
 
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
     model = tiny(examples)
-    own = {**options, "compute_metrics": watched}
+    own = {"compute_metrics": watched, "preprocess_logits_for_metrics": likeliest_class}
     given = train.trainer_options(
         small, model=model, arguments=arguments, processing_class=examples.processing_class, own=own
     )
@@ -109,18 +107,6 @@ def test_an_evaluation_keeps_a_number_an_example(small: Setup, examples: Example
     measured = trainer.evaluate()
     assert {"eval_loss", "eval_accuracy", "eval_macro_f1"} <= measured.keys()
     assert kept[0].shape == (len(examples.held_out),) and kept[0].dtype == np.int64
-
-
-def test_batches_are_as_long_as_their_longest_text(small: Setup, examples: Examples) -> None:
-    """pad-to-multiple's collator, and transformers' own where a variant has none."""
-    plain = small.drop("trainer_parts.pad_batches")
-    collator = TASK.trainer_options(plain, examples)["data_collator"]
-    assert "data_collator" not in TASK.trainer_options(small, examples)
-    rows = [examples.train[number] for number in range(4)]
-    batch = collator([dict(row) for row in rows])
-    longest = max(len(row["input_ids"]) for row in rows)
-    assert batch["input_ids"].shape == (4, -(-longest // 8) * 8)
-    assert batch["attention_mask"].sum() == sum(len(row["input_ids"]) for row in rows)
 
 
 @pytest.mark.parametrize("variant", ["8bit", "resident", "lora"])
@@ -139,11 +125,3 @@ def test_made_up_texts_are_the_same_every_time() -> None:
     }  # fmt: skip
     assert not any(" at 0x" in row["text"] for row in first), "addresses, which are others in every process"
     assert summaries() == summaries() and len(summaries()) > 300
-
-
-def test_what_a_run_says_beside_its_losses(examples: Examples) -> None:
-    told = TASK.told(Setup(preset="x"), examples, 10, 4)
-    assert "of 3 classes (bytecode, code, documentation); 10 steps of 4" in told
-    found = TASK.result(examples, examples.held_out)
-    assert found["labels"] == ["bytecode", "code", "documentation"]
-    assert found["majority_accuracy"] == pytest.approx(1 / 3, abs=0.05)

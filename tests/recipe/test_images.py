@@ -75,7 +75,7 @@ def test_it_trains_on_files_and_counts_right_answers(
     said: list[str] = []
     job = rehearsal(images, small_gpu, photos, tmp_path / "run")
     content = run(job, said.append, ranks_from_environment())
-    assert f"Data: {photos} (20 images, 2 labels)" in said
+    assert said[-1].startswith(f"Data: {photos}: 19 examples to train on, 1 held out")
     result = content["result"]
     assert result["held_out_loss"] is not None and set(result["metrics"]) >= {"accuracy"}
     assert 0 <= result["metrics"]["accuracy"] <= 1

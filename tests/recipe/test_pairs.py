@@ -11,7 +11,13 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from transformers import EvalPrediction, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hf_memkit.components.generating_trainer import GeneratingTrainer
 from hf_memkit.components.generation_metrics import generation_metrics, rouge_l
@@ -134,8 +140,8 @@ def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
     small: Setup, pairs: Examples, tmp_path: Path
 ) -> None:
     seen: list[Any] = []
-    options = TASK.trainer_options(small, pairs)
-    measure = options.pop("compute_metrics")
+    measure = generation_metrics(pairs.processing_class)
+    options = {"data_collator": DataCollatorForSeq2Seq(pairs.processing_class)}
 
     def watched(prediction: EvalPrediction) -> dict[str, float]:
         seen.append(prediction)
@@ -174,7 +180,7 @@ def test_the_loss_is_the_mean_whatever_the_accumulation(
         per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, learning_rate=0.0,
         max_grad_norm=1e9,
     )  # fmt: skip
-    options = TASK.trainer_options(small, pairs)
+    options = {"data_collator": DataCollatorForSeq2Seq(pairs.processing_class)}
     trainer = GeneratingTrainer(
         model=model, args=arguments, train_dataset=rows, processing_class=pairs.processing_class, **options
     )

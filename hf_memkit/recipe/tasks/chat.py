@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from hf_memkit import train
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tables import Table, hold_out, load_table
@@ -94,9 +93,6 @@ class _Chat(Task):
     def padded(self, setup: Setup) -> tuple[str, ...]:
         return () if setup["arguments.packing"] else ("input_ids",)
 
-    def run_arguments(self, setup: Setup) -> dict[str, Any]:
-        return train.prepared_rows(setup)
-
     def reader(self) -> _Reader:
         return _Reader()
 
@@ -145,16 +141,6 @@ class _Chat(Task):
             "packed": packing,
         }
         return Examples(made.rows, evaluated.rows, tokenizer, checksum(made.rows), facts)
-
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        facts = examples.facts
-        share = facts["trained_tokens"] / facts["tokens"]
-        rows = f" in {len(examples.train)} packed sequences" if facts["packed"] else ""
-        return (
-            f"Conversations: {facts['conversations']}{rows} to train on, {facts['tokens']} tokens, {share:.0%} of "
-            f"them with a loss; {len(examples.held_out)} sequences held out; {steps} steps of {each_step} read them "
-            f"{steps * each_step / len(examples.train):.1f} times"
-        )
 
     def framing(self, setup: Setup) -> Framing:
         return CHATML_FRAMING

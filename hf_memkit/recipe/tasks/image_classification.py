@@ -20,7 +20,7 @@ from hf_memkit.recipe.tasks.image_files import (
     split_folders,
 )
 from hf_memkit.recipe.tasks.media import checksum, hub_rows, loader_arguments, whole_config
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
 
@@ -97,34 +97,6 @@ class _ImageClassification(Task):
             processor,
             checksum(train, "image", "label", repr(tuple(labels))),
             {"labels": list(labels)},
-        )
-
-    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        # A head for other labels is replaced, not refused.
-        return {**label_values(examples), "ignore_mismatched_sizes": True}
-
-    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        import torch
-
-        from hf_memkit.components.image_batches import Accuracy, ImageBatches, most_likely
-
-        dtype = setup.get("model.dtype")
-        collator = ImageBatches(
-            examples.processing_class,
-            smallest_crop=setup["data.smallest_crop"],
-            dtype=getattr(torch, dtype) if dtype else None,
-        )
-        return {
-            "data_collator": collator,
-            "compute_metrics": Accuracy(),
-            "preprocess_logits_for_metrics": most_likely,
-        }
-
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        return (
-            f"Images: {len(examples.train)} to train on, {len(examples.held_out)} held out, "
-            f"{len(examples.facts['labels'])} labels; {steps} steps of {each_step} read them "
-            f"{steps * each_step / len(examples.train):.1f} times"
         )
 
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:

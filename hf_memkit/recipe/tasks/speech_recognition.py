@@ -97,30 +97,6 @@ class _SpeechRecognition(Task):
             processor = WhisperProcessor(extractor, tokenizer)
         return Examples(train, held_out, processor, checksum(train, "audio", "text"), {"own_tokenizer": is_own})
 
-    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        from hf_memkit.recipe.tasks.whisper_tokenizer import token_values
-
-        if examples.facts["own_tokenizer"]:
-            return {}
-        return token_values(examples.processing_class.tokenizer)
-
-    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        import torch
-
-        from hf_memkit.components.speech_batches import SpeechBatches, WordErrors
-
-        dtype, processor = setup.get("model.dtype"), examples.processing_class
-        return {
-            "data_collator": SpeechBatches(processor, dtype=getattr(torch, dtype) if dtype else None),
-            "compute_metrics": WordErrors(processor.tokenizer),
-        }
-
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        return (
-            f"Speech: {len(examples.train)} files to train on, {len(examples.held_out)} held out; {steps} steps of "
-            f"{each_step} read them {steps * each_step / len(examples.train):.1f} times"
-        )
-
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
         """As AudioFolder and others have them."""
         known = {"audio": audio_columns(columns), "text": text_columns(columns)}

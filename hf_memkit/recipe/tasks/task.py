@@ -137,31 +137,10 @@ class Task(ABC):
             DataError: it cannot be used; says where, why, and what was expected.
         """
 
-    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        """Config values that the data decides, such as the number of labels."""
-        return {}
-
     def padded(self, setup: Setup) -> tuple[str, ...]:
         """Columns of the examples that are padded to the longest row of a micro-batch: `input_ids`, and `labels` where
         these have their own lengths. None where all batches have one size."""
         return ()
-
-    def run_arguments(self, setup: Setup) -> dict[str, Any]:
-        """Fields of the arguments that are different in memkit's own run, because `prepare` has done their work; an
-        exported script has them as the setup says."""
-        return {}
-
-    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        """Keyword arguments of the trainer beside model, arguments, data sets and processing class."""
-        return {}
-
-    @abstractmethod
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        """One line: what is trained on and how often. `each_step`: examples in an optimizer step."""
-
-    def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
-        """What the run file says of the data beside the losses."""
-        return {}
 
     def framing(self, setup: Setup) -> Framing | None:
         """The special tokens of a tokenizer that is trained on the task's texts."""

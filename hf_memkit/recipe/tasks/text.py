@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tasks.made_up_texts import help_texts
@@ -54,18 +54,6 @@ class _LanguageModeling(Task):
         )
         checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
         return Examples(packed.train, packed.held_out, chosen.tokenizer, checksum)
-
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        return (
-            f"Blocks: {len(examples.train)} of {setup['data.sequence_length']} tokens to train on, "
-            f"{len(examples.held_out)} held out; {steps} steps of {each_step} read them "
-            f"{steps * each_step / len(examples.train):.1f} times"
-        )
-
-    def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
-        from hf_memkit.recipe.packing import unigram_loss
-
-        return {"unigram_loss": unigram_loss(evaluated)}
 
     def framing(self, setup: Setup) -> Framing:
         return CONTINUED

@@ -23,7 +23,7 @@ from hf_memkit.recipe.tables import (
     tokenizer_for,
 )
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
@@ -109,35 +109,6 @@ class _TextClassification(Task):
     def padded(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids",)
 
-    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        return label_values(examples)
-
-    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        from transformers import DataCollatorWithPadding
-
-        from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
-
-        options: dict[str, Any] = {
-            "compute_metrics": accuracy_and_f1,
-            "preprocess_logits_for_metrics": likeliest_class,
-        }
-        if "trainer_parts.pad_batches" not in setup:
-            options["data_collator"] = DataCollatorWithPadding(examples.processing_class, pad_to_multiple_of=_MULTIPLE)
-        return options
-
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        count, labels = len(examples.train), examples.facts["labels"]
-        return (
-            f"Texts: {count} to train on, {len(examples.held_out)} held out, of {len(labels)} classes "
-            f"({_listed(labels)}); {steps} steps of {each_step} read them {steps * each_step / count:.1f} times"
-        )
-
-    def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
-        """`majority_accuracy`: of whoever always says the class that is most frequent in training."""
-        majority = Counter(examples.train["labels"]).most_common(1)[0][0]
-        there = evaluated["labels"][:]
-        return {"labels": examples.facts["labels"], "majority_accuracy": there.count(majority) / len(there)}
-
     def framing(self, setup: Setup) -> Framing:
         """BERT's special tokens; the second text of a pair is marked where the model can tell the two apart."""
         kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
@@ -205,11 +176,6 @@ def _encode(
         return_attention_mask=False,  # the collator makes it
     )
     return {**inputs, "labels": [labels.index(label) for label in rows["label"]]}
-
-
-def _listed(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
-    return ", ".join(label[:40] for label in labels[:_LISTED]) + more
 
 
 TASK = _TextClassification()

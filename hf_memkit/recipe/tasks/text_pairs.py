@@ -103,26 +103,6 @@ class _TextPairs(Task):
     def padded(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids", "labels")
 
-    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        from transformers import DataCollatorForSeq2Seq
-
-        from hf_memkit.components.generation_metrics import generation_metrics
-
-        tokenizer = examples.processing_class
-        options: dict[str, Any] = {"compute_metrics": generation_metrics(tokenizer)}
-        if "trainer_parts.pad_batches" not in setup:  # which pads sources and targets too
-            options["data_collator"] = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=_MULTIPLE)
-        return options
-
-    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        length, target_length = _lengths(setup)
-        count = len(examples.train)
-        return (
-            f"Pairs: {count} to train on (source {length} tokens at most, target {target_length}), "
-            f"{len(examples.held_out)} held out; {steps} steps of {each_step} read them "
-            f"{steps * each_step / count:.1f} times"
-        )
-
     def framing(self, setup: Setup) -> Framing:
         return _FRAMING
 
