@@ -51,14 +51,15 @@ def calls_not_run(trainer: Any) -> dict[str, str]:
     for file, (passed, to_come) in files.items():
         try:
             tree = ast.parse(Path(file).read_bytes())
-        except (OSError, SyntaxError, ValueError):  # a notebook's cell, code that was made
+            calls = list(_calls(tree, trainer.args))
+        except (OSError, SyntaxError, ValueError, RecursionError):  # a notebook's cell, code that was made
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.For | ast.While):
                 for line in running[file]:
                     if node.lineno < line <= (node.end_lineno or 0):
                         found.setdefault("loop", f"{Path(file).name}, line {line}")
-        for call, name, of in _calls(tree, trainer.args):
+        for call, name, of in calls:
             line = call.lineno
             if (
                 (name in _EVALUATES and of != "super()" and line not in passed)

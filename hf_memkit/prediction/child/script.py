@@ -43,7 +43,6 @@ from hf_memkit.prediction.child.fake_gpu import (
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 from hf_memkit.prediction.child.forks import Forks
 from hf_memkit.prediction.child.generation import answers_are_longest
-from hf_memkit.prediction.child.host_memory import HostMemory
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.leaves_nothing import (
     keep_what_was_there,
@@ -100,6 +99,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     evaluations = Evaluations(worst=request.worst_batch)
 
     def traced(trainer: Any, train: Any) -> Found:
+        if tracer.host is not None:
+            tracer.host.training_begins()
         found = _traced(tracer, boundary, trainer, train, evaluations, worst=request.worst_batch)
         found["about"]["notes"] += differs
         return found
@@ -110,7 +111,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         loops.install()
         library = LibraryEvaluations(boundary, evaluations.notes, made_up_files_go_away)
         library.install()
-    _at_train(traced, evaluations, loops, library, tracer.host, out, request.micro_batch_size)
+    _at_train(traced, evaluations, loops, library, out, request.micro_batch_size)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
@@ -223,7 +224,6 @@ def _at_train(
     evaluations: Evaluations,
     loops: OwnLoops,
     library: LibraryEvaluations | None,
-    host: HostMemory | None,
     out: _Result,
     micro_batch_size: int | None,
 ) -> None:
@@ -246,8 +246,6 @@ def _at_train(
             evaluations.answer = loops.stop = None
             if library is not None:
                 library.in_training = True
-            if host is not None:
-                host.training_begins()
             found = traced(self, original)
         except Exception as error:
             found = _failure(error)
