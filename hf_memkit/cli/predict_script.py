@@ -335,8 +335,6 @@ def _instead(prediction: Prediction) -> list[str]:
     """What to change where a smaller batch is not what helps."""
     if prediction.verdict != "does not fit":
         return []
-    if prediction.peak_phase in ("merge", "after"):
-        return ["The training itself needs less: move the code after train() to another script, or to the CPU."]
     kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
     if prediction.peak_phase == "evaluate" and kept is not None:
         less = "preprocess_logits_for_metrics" not in kept  # which the script may have
