@@ -117,6 +117,10 @@ def run(
             if ranks.is_first:
                 write_run(job.output, content)
                 files.append(Path(job.output) / RUN_FILE)
+    if setup["model.origin"] == "architecture":
+        of = f"not from those of {setup['model.name']}: this is no fine-tuning"
+        is_small = setup.get("arguments.use_cpu")
+        say("The small model starts from random weights." if is_small else f"WARNING: RANDOM weights, {of}.")
     script = Path(job.output) / f"{task_of(setup).script}.py"
     training = _Training(job, say, ranks, content, resuming=resume is not None)
     started = time.monotonic()

@@ -215,12 +215,13 @@ def _environment(job: RecipeRun) -> Settings:
 
 
 def _model(setup: Setup) -> Settings:
-    if setup["model.origin"] == "architecture" and setup.get("arguments.use_cpu"):
+    is_random = setup.get("arguments.use_cpu") or setup.get("model.random_weights")
+    if setup["model.origin"] == "architecture" and is_random:
         found = _with_reasons(setup, "model", _BUILT)
         values = {name: each for name, each in found["architecture"][0].items() if name != "transformers_version"}
         return {
             **found,
-            "architecture": (values, "RANDOM weights: a small model of the same architecture, to rehearse"),
+            "architecture": (values, f"RANDOM weights: {found['architecture'][1]}"),
         }
     found = _with_reasons(setup, "model", _LOADED)
     name, reason = found["name"]
