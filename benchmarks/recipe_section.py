@@ -14,7 +14,7 @@ from benchmarks.children import judge, run_child, take_gpu
 from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.memory.records import read_records
-from hf_memkit.recipe.choose import resolve
+from hf_memkit.recipe.choose import choose, unjudged
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
@@ -52,7 +52,7 @@ def prepare(case: Case, folder: str, *, on_cpu: bool, max_steps: int) -> RecipeR
     quiet = {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "logging_steps": 1}
     request = Request(variant=case.variant, max_steps=max_steps, output=folder, arguments=quiet)
     machine = this_machine(folder).with_gpu(case.gpu)
-    resolved = resolve(load_recipe(case.recipe), machine, request, use_hub=False)
+    resolved = choose(load_recipe(case.recipe), machine, request, use_hub=False, judge=unjudged)[0]
     if resolved.problems:
         return "; ".join(resolved.problems)
     if not on_cpu:

@@ -23,8 +23,8 @@ from hf_memkit import resources
 from hf_memkit.errors import InputError, MemkitError
 from hf_memkit.hardware import this_machine
 from hf_memkit.memory.records import read_records
-from hf_memkit.prediction import Prediction
-from hf_memkit.recipe.choose import choose, predicted, resolve
+from hf_memkit.prediction import Prediction, predict
+from hf_memkit.recipe.choose import choose, unjudged
 from hf_memkit.recipe.predictions import predicted_beforehand
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.run import RecipeRun
@@ -74,7 +74,7 @@ def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[RecipeRun, Predic
         setup, prediction = choose(recipe, machine, request, use_hub=False, judge=partial(_judged, recipe))
         setup = setup.put("model.random_weights", True, "the benchmark")
         return RecipeRun(case.recipe, case.variant, setup), prediction
-    setup = resolve(recipe, machine, request, use_hub=False)
+    setup = choose(recipe, machine, request, use_hub=False, judge=unjudged)[0]
     rehearsed = rehearse(recipe, setup)
     job = RecipeRun(case.recipe, case.variant, rehearsed.setup, setup, rehearsed.not_rehearsed)
     return job, None
@@ -85,7 +85,7 @@ def _judged(recipe: Recipe, setup: Setup) -> Prediction:
     try:
         return predicted_beforehand(recipe, setup)
     except InputError:
-        return predicted(setup)
+        return predict(setup)
 
 
 def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:

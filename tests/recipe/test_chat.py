@@ -19,7 +19,6 @@ from hf_memkit import train
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.own_arguments import read_pairs
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import TrainingJob
@@ -36,6 +35,7 @@ from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from tests.conftest import Quick, read_json_lines
 from tests.loaded import Loaded
+from tests.recipe.resolving import resolve
 from tests.techniques.tiny_models import causal_model
 
 LENGTH = 64

@@ -8,13 +8,13 @@ import pytest
 
 from hf_memkit.cli import main
 from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.prepare import without_needless_grouping
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.recipe.tasks import task_of
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
+from tests.recipe.resolving import resolve
 
 
 def long_texts(path: Path, *further: str) -> Path:
