@@ -1,4 +1,4 @@
-"""A script for section `predict`: GPT-2 (124 M parameters), random weights, made-up data, any arguments."""
+"""The script of `gpu.py`: GPT-2 (124 M parameters), random weights, made-up data, any arguments."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments

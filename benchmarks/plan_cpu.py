@@ -260,7 +260,7 @@ def _priced(works: Mapping[str, tuple[Work, int]], tiny: tuple[Work, int], measu
 
 
 def _predicted(work: Work, rates: GpuRates, micro_batch: int, host: float) -> Any:
-    return step_time(work, rates, capability=0.0, micro_batches=SEQUENCES // micro_batch, factors={"host": host})
+    return step_time(work, rates, capability=0.0, micro_batches=SEQUENCES // micro_batch, host=host)
 
 
 # ---- measured ----

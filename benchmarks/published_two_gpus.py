@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.architectures import ARCHITECTURES
-from hf_memkit.gpu_rates import Figure, GpuRates
 from hf_memkit.host_rates import assumed_host
 from hf_memkit.models import describe
+from hf_memkit.rates import Figure, GpuRates
 from hf_memkit.zero.step_time import TracedSeconds, step_cost
 from hf_memkit.zero.traffic import fsdp_traffic
 

@@ -25,8 +25,8 @@ OLDEST_PYTHON = (3, 11)
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _LENT = (
-    "annotated_doc", "annotated_types", "click", "cloudpickle", "markdown_it", "mdurl", "pydantic", "pydantic_core",
-    "pygments", "pynvml", "rich", "shellingham", "typer", "typing_inspection", "yaml", "_yaml",
+    "annotated_doc", "annotated_types", "click", "cloudpickle", "markdown_it", "mdurl", "packaging", "pydantic",
+    "pydantic_core", "pygments", "pynvml", "rich", "shellingham", "typer", "typing_inspection", "yaml", "_yaml",
 )  # fmt: skip
 _VERSION = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - read by earlier versions of Python, too
 is_booted = False

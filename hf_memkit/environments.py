@@ -27,6 +27,8 @@ from hf_memkit.errors import InputError
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
 _LIMIT_S: Final = 60.0
 
+_ACTIVATE: Final = "Activate the environment that trains, or give its Python: --python PATH"
+
 _PROBE: Final = """
 import sys, json
 found = {}
@@ -123,8 +125,8 @@ def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str)
     """
     if not libraries.keys() & OLDEST.keys():
         raise InputError(
-            f"{where}: no torch, no transformers. Activate the environment that trains, or give its Python: "
-            "--python PATH"
+            f"{where}: no torch, no transformers. "
+            + ("Give a Python that has them." if where.startswith("--") else _ACTIVATE)
         )
     wrong = [
         f"{name} {libraries[name]} is too old: memkit needs {oldest} or later" if name in libraries else f"no {name}"

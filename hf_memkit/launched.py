@@ -32,8 +32,11 @@ _PYTHON: Final = re.compile(r"python[\d.]*$")
 _LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
 _SLURM: Final = "srun"
 """Starts the same command on several machines. What the command says of machines and GPUs counts."""
-FRONT_ENDS: Final = ("trl", "llamafactory-cli", "lmf", "axolotl", "swift")
-"""Commands that start a launcher themselves, or train at once."""
+FRONT_ENDS: Final = {
+    "trl": "trl sft …", "llamafactory-cli": "llamafactory-cli train CONFIG", "lmf": "lmf train CONFIG",
+    "axolotl": "axolotl train CONFIG", "swift": "swift sft …",
+}  # fmt: skip
+"""Commands that start a launcher themselves, or train at once → how such a command is written."""
 
 _LIMIT_S: Final = 120.0
 
@@ -120,7 +123,7 @@ def read_command(
         InputError: no script is in it, or its launcher refuses it.
     """
     own: dict[str, str] = {}
-    rest = list(words[1:] if words[:1] == ["env"] else words)
+    rest = list(words[1:] if words[0] == "env" else words)
     while rest and _ASSIGNMENT.match(rest[0]):
         name, _, own_value = rest.pop(0).partition("=")
         own[name] = own_value
@@ -141,7 +144,7 @@ def read_command(
     variables = {**(os.environ if environment is None else environment), **own}
     found = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
     if "error" in found:
-        raise InputError(f"{' '.join(rest[:2])}: {found['error']}")
+        raise InputError(f"{' '.join(rest[:2])}: {found['error']}{_instead(name, rest[1:2], found['error'])}")
     rest = found.get("command", rest)  # which a front end starts
     script = UserScript(found["script"], found["is_module"], tuple(found["arguments"]))
     if not script.is_module:
@@ -156,6 +159,13 @@ def read_command(
         is_launcher=found.get("is_launcher", True), front_end=name if name in FRONT_ENDS else "",
         typed=tuple(words) if name in FRONT_ENDS else (),
     )  # fmt: skip
+
+
+def _instead(name: str, verb: list[str], error: str) -> str:
+    """How a front end's training is written, where its command is none."""
+    example = FRONT_ENDS.get(name, "")
+    is_none = verb != example.split()[1:2] and (name != "trl" or error == "starts no training")
+    return f"; write {example} for a training" if example and is_none else ""
 
 
 def _read_launcher(words: list[str], environment: Mapping[str, str]) -> Mapping[str, Any]:

@@ -120,5 +120,4 @@ def _prediction(name: str, about: Mapping[str, Any]) -> dict[str, Any] | None:
     times = seconds if isinstance(seconds, list) else [seconds]
     if not times or not all(isinstance(each, int | float) and 0 < each < math.inf for each in times):
         raise InputError(f"{name}: about: step_time_s={seconds!r}: must be seconds, or a list [low, middle, high]")
-    with_what = {name: about[name] for name in ("setup", "time_factors") if name in about}  # for a calibration
-    return {**prediction, "step_time_ms": [1000 * each for each in times], **with_what}
+    return {**prediction, "step_time_ms": [1000 * each for each in times]}

@@ -166,7 +166,10 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
         _say("no prediction (the error is above); running the script without it")
         return None
     found: dict[str, Any] = json.loads(ran.stdout)
-    _say(f"predicted: {found['verdict'] or 'no verdict'}: {found['why']}")
+    if found["verdict"] is None:
+        _say(f"predicted, for no GPU; for a verdict: {shlex.join(['memkit', *_words(script, '--gpu', 'NAME')])}")
+    else:
+        _say(f"predicted: {found['verdict']}: {found['why']}")
     if found["verdict"] == "does not fit":
         _say(f"to find a setup of the same batch that fits: {shlex.join(['memkit', *_words(script)])}")
     return found

@@ -11,8 +11,8 @@ Phase = Literal[
 """What a training job is doing when memory is measured. `resume`: a checkpoint is read before the first step;
 `generate`: a model writes the answers that it learns from; `log_probabilities`: passes without gradients, of a
 reference model or of the model itself, that the loss needs;
-`best_model`: one is read after the last step (`load_best_model_at_end`); `merge`: adapters become weights; `after`:
-what else a script does below `train()`."""
+`best_model`: one is read after the last step (`load_best_model_at_end`); of jobs that ran out of memory, not in
+predictions: `merge`: adapters become weights; `after`: what else a script does below `train()`."""
 
 Category = Literal["weights", "gradients", "optimizer", "activations", "loss", "buffers", "other"]
 """What memory holds. `loss`: logits and what the loss makes of them; `buffers`: communication buckets, gathered and

@@ -83,7 +83,7 @@ def gpu_table(folder: Path = RESULTS) -> str:
 
 
 def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
-    from benchmarks.predict_section import summary
+    from benchmarks.gpu_summary import summary
 
     found = summary(rows)
     versions = rows[0]["versions"]
@@ -141,7 +141,7 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
 
 def gpu_line(path: Path = RESULTS / "predict.json") -> str:
     """What a GPU of ours showed, in a paragraph."""
-    from benchmarks.predict_section import summary
+    from benchmarks.gpu_summary import summary
 
     if not path.exists():
         return "Not yet measured on a GPU."

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
+from evidence_tables import ROOT, excerpt, output_of, shown, update
 
 from hf_memkit import resources
 from hf_memkit.recipe.predictions import StoredPrediction, stored
@@ -26,33 +24,30 @@ OWN_RECIPE = ROOT / "docs" / "your-own-recipe.md"
 
 def recipes_table() -> str:
     """Every variant of every recipe, those that do not fit too."""
-    entries, measured = stored()["recipes"], _measured()
+    entries = stored()["recipes"]
     lines = [
         "| recipe | GPU | variant | checkpointing | batch | sequence length | predicted reserved, GiB | RAM, GiB "
-        "| disk, GiB | verdict | measured reserved, GiB | tokens/s | evidence |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| disk, GiB | verdict |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in resources.names("recipes"):
         recipe, entry = load_recipe(name), entries.get(name)
         if entry is None:
-            lines.append(f"| [{name}]({name}.yaml) | {_gpu(recipe)} {'| – ' * 11}|")
+            lines.append(f"| [{name}]({name}.yaml) | {_gpu(recipe)} {'| – ' * 8}|")
             continue
         for content in entry["predicted"]:
-            each = StoredPrediction.from_json(content)
-            lines.append(_line(recipe, each, measured.get((name, each.variant, each.bf16, each.checkpointing))))
+            lines.append(_line(recipe, StoredPrediction.from_json(content)))
         for variant, why in dict.fromkeys(map(tuple, entry["not_predicted"])):
             lines.append(
                 f"| [{name}]({name}.yaml) | {_gpu(recipe)} | {variant} | – | – | – | not predicted: {why} "
-                "| – | – | – | not measured | – | – |"
+                "| – | – | – |"
             )
     return "\n".join(lines)
 
 
-def _line(recipe: Recipe, each: StoredPrediction, evidence: dict[str, Any] | None) -> str:
+def _line(recipe: Recipe, each: StoredPrediction) -> str:
     one = each.prediction
     ram = ((one.host_rss_bytes or 0) + (one.pinned_bytes or 0)) / GIB
-    found = evidence or {}
-    speed = found.get("tokens_per_s")
     cells = [
         f"[{recipe.name}]({recipe.name}.yaml)",
         _gpu(recipe) if each.bf16 else "T4 (fp16)",
@@ -64,36 +59,12 @@ def _line(recipe: Recipe, each: StoredPrediction, evidence: dict[str, Any] | Non
         f"{ram:.1f}",
         f"{one.disk_bytes / GIB:.1f}" if one.disk_bytes else "–",
         str(one.verdict),
-        measured(found),
-        "–" if speed is None else f"{speed:.0f}",
-        str(found.get("file", "–")),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def measured(case: dict[str, Any]) -> str:
-    """What a GPU says of it, in a cell."""
-    if not case or case["status"] in ("refused", "failed"):
-        return "not measured"
-    peak = f"{case['peak_reserved_gib']:.1f}" if "peak_reserved_gib" in case else ""
-    return peak if case["status"] == "fits" else f"out of memory {peak}".strip()
-
-
 def _gpu(recipe: Recipe) -> str:
     return recipe.card if recipe.gpus == 1 else f"{recipe.gpus} × {recipe.card}"
-
-
-def _measured() -> dict[tuple[str, str, bool, str], dict[str, Any]]:
-    """(recipe, variant, bf16, checkpointing) → what a GPU measured, from the evidence of the section `recipes`."""
-    found: dict[tuple[str, str, bool, str], dict[str, Any]] = {}
-    for path in sorted(RESULTS.glob("recipes*.json")):
-        content = json.loads(path.read_text())
-        if content.get("rehearsal"):
-            continue
-        for case in content["cases"]:
-            key = (case["recipe"], case["variant"], case["bf16"], case["checkpointing"])
-            found[key] = {**case, "file": f"`{path.relative_to(ROOT)}`"}
-    return found
 
 
 def data_table() -> str:

@@ -54,8 +54,6 @@ in) or takes minutes, and what runs it, or one like it."""
 
 ENDS = {
     "--verify": (2, "--verify"),
-    "--calibrate out": (2, "no predicted step time"),
-    "--calibrate": (2, "GPU"),
     "--resume": (2, "no unfinished run"),
     "doctor": (0, "/fast"),
 }

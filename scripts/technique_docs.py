@@ -15,17 +15,9 @@ from typing import Any, Final
 
 from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
 
-from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, Case, Comparison, comparisons, rungs
-from hf_memkit.technique import FAMILIES, TECHNIQUES, Family, Technique
+from hf_memkit.technique import FAMILIES, TECHNIQUES, Technique
 
 PAGES: Final = ROOT / "docs" / "techniques"
-NOT_YET: Final = (
-    "Not yet measured on a GPU: `python benchmarks/gpu.py --section techniques` does it, where there is one."
-)
-
-NEAR: Final = 0.02  # other kernels and 16-bit rounding, over a dozen steps
-
-Rows = Mapping[str, Mapping[str, Any]]
 
 
 def main(arguments: list[str]) -> int:
@@ -34,15 +26,9 @@ def main(arguments: list[str]) -> int:
 
 def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
-    gpu = measured(RESULTS)
-    found = {PAGES / f"{family}.md": {"gpu": gpu_table(family, gpu)} for family in FAMILIES}
-    found[PAGES / "README.md"] = {
-        "list": first_example(),
-        "techniques": overview_table(gpu),
-        "ladders": ladder_tables(gpu),
-    }
+    found = {PAGES / "README.md": {"list": first_example(), "techniques": overview_table()}}
     for name, (page, table) in EVIDENCE.items():
-        found[PAGES / page][name] = table(json.loads((RESULTS / f"{name}.json").read_text()))
+        found.setdefault(PAGES / page, {})[name] = table(json.loads((RESULTS / f"{name}.json").read_text()))
     return found
 
 
@@ -53,13 +39,7 @@ def first_example() -> str:
     return shown(command, excerpt(output_of(command), *families))
 
 
-def measured(results: Path = RESULTS) -> Rows:
-    """Case → its row of `techniques.json`; empty while nothing was measured on a GPU."""
-    path = results / "techniques.json"
-    return {row["case"]: row for row in json.loads(path.read_text())["cases"]} if path.exists() else {}
-
-
-def overview_table(gpu: Rows) -> str:
+def overview_table() -> str:
     """Every technique: a row each, in the order in which they are applied."""
     tests = proving_tests()
     lines = ["| technique | family | saves | costs | not when | proof |", "|---|---|---|---|---|---|"]
@@ -67,12 +47,12 @@ def overview_table(gpu: Rows) -> str:
         for one in (one for one in TECHNIQUES.values() if one.family == family):
             name = f"[`{one.name}`]({family}.md#{one.name})"
             words = [_cell(text) for text in (one.saves, one.costs, one.not_when)]
-            lines.append(f"| {' | '.join([name, family, *words, evidence_of(one, tests, gpu)])} |")
+            lines.append(f"| {' | '.join([name, family, *words, evidence_of(one, tests)])} |")
     return "\n".join(lines)
 
 
-def evidence_of(one: Technique, tests: Mapping[tuple[str, str], list[str]], gpu: Rows) -> str:
-    """What shows that a technique works, with links, and what does not yet."""
+def evidence_of(one: Technique, tests: Mapping[tuple[str, str], list[str]]) -> str:
+    """What shows that a technique works, with links."""
     parts = []
     for kind, words in (("same-result", "same result"), ("memory", "memory")):
         links = [f"[{words}](../../{path})" for path in tests.get((kind, one.name), [])]
@@ -81,123 +61,7 @@ def evidence_of(one: Technique, tests: Mapping[tuple[str, str], list[str]], gpu:
         parts.append("[curve](optimizers.md)" if one.family == "optimizers" else "curve")
     if one.gpu_only:
         parts.append(f"memory only on a GPU: {_cell(one.gpu_only)}")
-    return "; ".join([*parts, *gpu_words(one, gpu)])
-
-
-def gpu_words(one: Technique, gpu: Rows) -> list[str]:
-    if one.name in COVERED:
-        return [f"GPU: {COVERED[one.name]}"]
-    for comparison in comparisons():
-        with_it, base = gpu.get(comparison.case.name), gpu.get(comparison.base.name)
-        if comparison.technique != one.name or not with_it or not base:
-            continue
-        peaks = [row.get("peak_allocated_gib") for row in (base, with_it)]
-        if all(peaks):
-            return [f"GPU: {peaks[0]:.2f} → {peaks[1]:.2f} GiB"]
-        return [f"GPU: {with_it['status']}"]
-    return ["not yet measured on a GPU"]
-
-
-def ladder_tables(gpu: Rows) -> str:
-    """A table a model: one technique more in each row."""
-    parts = []
-    for model in LADDERS:
-        size = MODELS[model]
-        lines = [
-            f"`{size.hub_id}`, random weights, {size.micro_batch_size} × {size.accumulation} sequences of "
-            f"{size.sequence_length} tokens a step:",
-            "",
-            "| adds | peak, GiB | reserved, GiB | highest in | tokens/s | loss of the last step |",
-            "|---|---|---|---|---|---|",
-        ]
-        for adds, rung in rungs(model):
-            lines.append(f"| `{adds}` | {' | '.join(_figures(gpu.get(rung.name)))} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join([*parts, _where_measured(gpu)])
-
-
-def gpu_table(family: Family, gpu: Rows) -> str:
-    """The techniques of a family, each beside the same training without it."""
-    names = [one.name for one in TECHNIQUES.values() if one.family == family]
-    notes = [f"`{name}`: {COVERED[name]}." for name in names if name in COVERED]
-    found = [one for one in comparisons() if one.technique in names]
-    lines = []
-    if found:
-        lines = [
-            "| with | without it | with it |",
-            "|---|---|---|",
-        ]
-        for one in found:
-            base, with_it = (gpu.get(each.name) for each in (one.base, one.case))
-            differs = " **the losses differ**" if losses_differ(one, base, with_it) else ""
-            words = [f"{_short(row)}{_extra(family, row)}" for row in (base, with_it)]
-            lines.append(f"| {_case(one.case)} | {words[0]} | {words[1]}{differs} |")
-        if not any(one.case.name in gpu for one in found):
-            lines = ["To be trained:", "", *(f"- {_case(one.case)}, beside {_case(one.base)}" for one in found)]
-        lines += ["", _where_measured(gpu)]
-    return "\n".join([*lines, *(["", *notes] if notes and lines else notes)])
-
-
-def losses_differ(one: Comparison, base: Mapping[str, Any] | None, with_it: Mapping[str, Any] | None) -> bool:
-    """Whether a technique that should change no result ends further than `NEAR` from the training without it, on the
-    same sequences."""
-    if TECHNIQUES[one.technique].proof == "curve" or one.case.data != "equal" or base is None or with_it is None:
-        return False
-    losses = [row["losses"][-1] for row in (base, with_it) if row.get("losses")]
-    return len(losses) == 2 and not abs(losses[1] / losses[0] - 1) <= NEAR
-
-
-def _case(one: Case) -> str:
-    model, _, rest = one.name.partition(": ")
-    techniques, bracket, details = rest.partition(" (")
-    return f"`{techniques}` on {model}{bracket}{details}"
-
-
-def _short(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "not yet measured"
-    if "peak_allocated_gib" not in row:
-        return f"{row['status']}: {_cell(str(row.get('why', '')))[:120]}"
-    peak, _, _, speed, loss = _figures(row)
-    return f"{peak} GiB, {speed} tokens/s, loss {loss}"
-
-
-def _extra(family: Family, row: Mapping[str, Any] | None) -> str:
-    """What a family is about besides the peak of training."""
-    key, words = {
-        "loading": ("host_peak_gib", "of RAM"),
-        "evaluation": ("evaluate_peak_allocated_gib", "in evaluation"),
-    }.get(family, ("", ""))
-    return f", {row[key]:.2f} GiB {words}" if row is not None and key in row else ""
-
-
-def _figures(row: Mapping[str, Any] | None) -> list[str]:
-    """Peak allocated, peak reserved, phase of the peak, tokens a second, last loss."""
-    if row is None:
-        return ["not yet measured", "", "", "", ""]
-    if row["status"] != "fits":
-        return [f"{row['status']}: {_cell(str(row.get('why', '')))[:120]}", "", "", "", ""]
-    phases = row.get("phases", {})
-    losses = row.get("losses", [])
-    return [
-        _number(row.get("peak_allocated_gib"), ".2f"),
-        _number(row.get("peak_reserved_gib"), ".2f"),
-        max(phases, key=lambda phase: phases[phase]) if phases else "–",
-        _number(row.get("tokens_per_s"), ",.0f"),
-        _number(losses[-1] if losses else None, ".3f"),
-    ]
-
-
-def _where_measured(gpu: Rows) -> str:
-    if not gpu:
-        return NOT_YET
-    row = next(iter(gpu.values()))
-    versions = row["versions"]
-    name = (row["hardware"].get("gpu") or {}).get("name", "unknown GPU")
-    return (
-        f"Measured on {name} with torch {versions['torch']} and transformers {versions['transformers']}; evidence: "
-        f"`benchmarks/results/techniques.json`, made by `python benchmarks/gpu.py --section techniques`."
-    )
+    return "; ".join(parts)
 
 
 def proving_tests() -> dict[tuple[str, str], list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import json
 import os
 import re
@@ -139,12 +138,6 @@ def test_checking_arguments_and_showing_presets_imports_no_torch(tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.stdout.splitlines()[-1].strip() == "[1, 0, 0, 0, 0] []", done.stderr[-2000:]
-
-
-def test_what_was_exported_before_components_had_their_name_still_imports() -> None:
-    with pytest.warns(FutureWarning, match=r"hf_memkit\.components"):
-        old = importlib.import_module("hf_memkit.parts.mean_loss")
-    assert old.__file__ == importlib.import_module("hf_memkit.components.mean_loss").__file__
 
 
 def test_every_public_name_exists() -> None:

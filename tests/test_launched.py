@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
+import psutil
 import pytest
 
 from hf_memkit.cli import main
@@ -230,9 +232,12 @@ def test_what_is_no_training_is_refused_at_once(command: str, named: str) -> Non
     [
         ("accelerate env", "accelerate launch"),
         ("axolotl train c.yml", "no command axolotl is installed"),
-        ("trl env", "starts no training"),
+        ("trl env", "write trl sft"),
         ("trl sft --output_dir out --dataset_name d --no_such_option 3", "--no_such_option"),
         ("accelerate launch --config_file no.yaml train.py", "no.yaml"),
+        ("accelerate launch --config_file list.yaml train.py", "memkit check list.yaml"),
+        ("env CUDA_VISIBLE_DEVICES=0,1 python train.py", "torchrun --nproc_per_node 2"),
+        ("srun --nodes=1 --ntasks-per-node=4 python train.py", "srun torchrun"),
         ("torchrun --no-such-option train.py", "--no-such-option"),
         ("torchrun --nnodes 1:4 train.py", "1:4"),
         ("torchrun --nproc_per_node 2 no.py", "no.py"),
@@ -251,6 +256,7 @@ def test_what_a_launcher_refuses_or_memkit_does_not_predict_is_one_line(
 ) -> None:
     monkeypatch.chdir(folder)
     Path("train.py").write_text("open('ran', 'w')")
+    Path("list.yaml").write_text("- distributed_type: NO\n")
     assert main(["predict", "--gpu", "T4", "--", *shlex.split(command)]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("memkit: error: ") and named in last and not Path("ran").exists()
@@ -299,6 +305,11 @@ def test_zero_3_by_accelerates_yaml_is_that_of_a_json(
         return answer
 
     launched = predicted("--", "accelerate", "launch", "--config_file", f"{YAML}/zero3.yaml", "train.py")
+    named = ["--", "accelerate", "launch", "--config_file", f"{YAML}/zero3.yaml", "train.py", *OWN, "--bf16"]
+    little = psutil.virtual_memory()._replace(total=2 * 2**30, available=2**30)
+    with mock.patch("psutil.virtual_memory", lambda: little):  # of a machine that nobody has named
+        assert main(["predict", "--gpu", "T4", "--no-search", *named]) == 0
+    capsys.readouterr()
     given = predicted("--gpus", "8", "train.py", "--", "--deepspeed", "ds.json")
     plain = predicted("--gpus", "8", "train.py", "--")
     for key in ("peak_allocated_gib", "peak_reserved_gib", "phases", "categories"):

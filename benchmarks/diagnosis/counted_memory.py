@@ -17,7 +17,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.diagnosis.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
+from benchmarks.diagnosis.simulated_allocator import SimulatedAllocator
+from hf_memkit.prediction.allocator import OutOfDeviceMemory
+from hf_memkit.prediction.allocator_blocks import Block
 from hf_memkit.units import GIB
 
 

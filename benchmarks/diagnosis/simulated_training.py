@@ -12,8 +12,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.diagnosis.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
+from benchmarks.diagnosis.simulated_allocator import SimulatedAllocator
 from benchmarks.diagnosis.simulated_job import GROUPS, Hidden, Job, Plan, Shape
+from hf_memkit.prediction.allocator import OutOfDeviceMemory
+from hf_memkit.prediction.allocator_blocks import Block
 from hf_memkit.units import GIB
 
 _NVML_EVERY_S = 0.5

@@ -42,7 +42,13 @@ def _go_there(context: typer.Context, python: str | None) -> None:
         if there is not None and not _is_this(there):
             _become(there, "--python" if python is not None else "the active environment")
     if isinstance(context.command, Trains):
-        refuse_too_old_here()
+        try:
+            refuse_too_old_here()
+        except InputError as error:
+            active = next(filter(None, map(os.environ.get, _ACTIVE)), None)
+            if boot.is_booted or python is not None or active is None or _is_this(Path(active, "bin", "python")):
+                raise
+            raise InputError(f"the active environment, {active}: no transformers, and {error}") from None
 
 
 def _become(there: Path, which: str) -> None:

@@ -130,14 +130,6 @@ def plan(
             help="Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
         ),
     ] = False,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Measure this machine's GPU for later plans. With a run's folder as SCRIPT: take its steps.",
-            rich_help_panel=MORE,
-        ),
-    ] = False,
     short: Short = False,
     as_json: Json = False,
     model: Annotated[
@@ -187,10 +179,6 @@ def plan(
     ] = False,
 ) -> int:
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
-    if calibrate:
-        from hf_memkit.cli.plan_here import calibrated, given_besides
-
-        return calibrated(script, given_besides(context, "script", "calibrate", "as_json"), as_json=as_json)
     from hf_memkit.cli.plan_host import read_host
     from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
     from hf_memkit.plan.files import check_plan_file, write_plan

@@ -1,59 +1,17 @@
-"""What `memkit plan` does on a machine with the GPU: `--verify` and `--calibrate`."""
+"""What `memkit plan --verify` runs and shows."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hf_memkit.errors import InputError
-
 if TYPE_CHECKING:
-    import typer
     from rich.table import Table
 
     from hf_memkit.plan.plan import Plan
     from hf_memkit.plan.verified import Verified
     from hf_memkit.user_script import UserScript
-
-
-def given_besides(context: typer.Context, *names: str) -> list[str]:
-    """What was typed besides these parameters, each as it is typed."""
-    typed = []
-    for each in context.command.params:
-        source = context.get_parameter_source(str(each.name))
-        if each.name not in names and source is not None and source.name == "COMMANDLINE":
-            typed.append(each)
-    return [each.opts[0] if each.opts[0].startswith("-") else "-- ARGUMENTS" for each in typed]
-
-
-def calibrated(run_dir: str | None, given: Sequence[str], *, as_json: bool) -> int:
-    """
-    Args:
-        run_dir: a run's records; None: this machine's GPU is measured.
-        given: options that have no effect here.
-
-    Raises:
-        InputError, RunError: as `calibrate` and `calibrate_by_run`; or one of the others was given.
-    """
-    if given:
-        raise InputError(
-            f"--calibrate: not with {', '.join(given)}. Measure this machine's GPU: memkit plan --calibrate. Read a "
-            "run's records: memkit plan --calibrate RUN_DIR"
-        )
-    from hf_memkit.plan import calibrate
-
-    if run_dir is None:
-        found, file = calibrate.calibrate(said=_tell)
-    else:
-        found, file = calibrate.calibrate_by_run(run_dir)
-    if as_json:
-        print(json.dumps({**found.to_json(), "file": str(file)}, indent=2))
-        return 0
-    print(f"{found.gpu}: {found.said()}.")
-    print(f"Later plans for this GPU use it: {file}")
-    return 0
 
 
 def verified(

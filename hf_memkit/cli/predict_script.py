@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -61,11 +62,33 @@ def found_command(
     from hf_memkit.launched import read_command
 
     launched = read_command(words, environment, gpus=gpus or 1)
+    if not launched.is_launcher and not launched.front_end:
+        _refuse_several_gpus(words, {**(os.environ if environment is None else environment), **launched.environment})
     if launched.gpus is None and gpus is None:
         _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
     variables = {**(os.environ if environment is None else environment), **launched.environment}
     own_gpus, own_nodes = launched.sizes(gpus, nodes)
     return replace(launched, gpus=own_gpus, nodes=own_nodes, environment=variables)
+
+
+def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """
+    Raises:
+        InputError: Python is started for several GPUs, by nobody who says so to Trainer.
+    """
+    tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
+    if "srun" in words and tasks is not None:
+        raise InputError(
+            f"srun{tasks[0]}: starts Python {tasks[1]} times, which Trainer does not see; write srun torchrun, or "
+            "srun accelerate launch"
+        )
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "").strip(",")
+    if "," in visible:
+        count = len(visible.split(","))
+        raise InputError(
+            f"CUDA_VISIBLE_DEVICES={visible}: in one process Trainer copies the model to {count} GPUs in each step "
+            f"(nn.DataParallel), which is not predicted; write torchrun --nproc_per_node {count}, or name one GPU"
+        )
 
 
 _OWN: Final = {
@@ -311,8 +334,6 @@ def _instead(prediction: Prediction) -> list[str]:
     """What to change where a smaller batch is not what helps."""
     if prediction.verdict != "does not fit":
         return []
-    if prediction.peak_phase in ("merge", "after"):
-        return ["The training itself needs less: move the code after train() to another script, or to the CPU."]
     kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
     if prediction.peak_phase == "evaluate" and kept is not None:
         less = "preprocess_logits_for_metrics" not in kept  # which the script may have

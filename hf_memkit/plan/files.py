@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +64,8 @@ def check_plan_file(path: str) -> None:
         raise InputError(f"--write {path}: exists and is not a memkit plan; give another file")
     if not target.exists() and not target.absolute().parent.is_dir():
         raise InputError(f"--write {path}: no folder {target.absolute().parent}; create it first")
+    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise InputError(f"--write {path}: not writable; give another file")
 
 
 def write_plan(plan: Plan, path: str) -> Path:

@@ -19,7 +19,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.plan.calibration import cache_file
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.script_overrides import Overrides
 
@@ -43,7 +42,7 @@ class KeptTraces:
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
         text = json.dumps([source, script.arguments, content["trace"], about, asked_on, _versions()], sort_keys=True)
-        self._folder = cache_file().with_name("traces")
+        self._folder = _cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, overrides: Overrides, result: Path) -> bool:
@@ -77,6 +76,13 @@ class KeptTraces:
             held += each.stat().st_size
             if held > _MOST_BYTES:
                 each.unlink(missing_ok=True)
+
+
+def _cache_folder() -> Path:
+    """By the XDG Base Directory Specification, which wants an absolute path."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    return folder / "memkit"
 
 
 @cache

@@ -44,7 +44,6 @@ class Plan:
         notes: what a reader should know.
         failed: setups that were run here and failed, or that need as much as one that ran out of memory, and why: none
             is proposed (`verify.py`).
-        time_factors: of a calibration, with which times are computed (`calibration.py`).
         script: what was planned; None: a model or a recipe, for which the user brings a script.
         launched: the user's launcher command, if the script was given by one.
         front_end: the command of a front end that was typed, such as `"axolotl"`; empty: none.
@@ -64,7 +63,6 @@ class Plan:
     stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
     failed: Mapping[SetupCandidate, str] = field(default_factory=dict)
-    time_factors: Mapping[str, float] = field(default_factory=dict)
     script: UserScript | None = None
     launched: Launched | None = None
     front_end: str = ""
@@ -234,7 +232,6 @@ class Plan:
             "result": best.candidate.result or best.candidate.group,
             "prediction": best.prediction.to_json() if best.prediction is not None else None,
             "step_time_s": list(best.step_time.seconds) if best.step_time is not None else None,
-            **({"time_factors": dict(self.time_factors)} if self.time_factors else {}),
         }
         return {**best.candidate.overrides.to_json(), "about": about}
 

@@ -303,7 +303,6 @@ def _planned(
         search.run()
     except KeyboardInterrupt:  # between the two: the script as it stands is judged
         search.stopped = search.stopped_by_hand = True
-    calibration = judge.pricing.calibration
     for each in search.judged.values():
         if each.is_other:
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
@@ -334,7 +333,6 @@ def _planned(
             *_about_own(as_it_is),
             *_about_folder(folder, search.judged),
         ),
-        time_factors=dict(calibration.factors) if calibration is not None else {},
         script=judge.script,
     )
 

@@ -20,7 +20,6 @@ from hf_memkit.hardware import Gpu, Machine, this_machine
 from hf_memkit.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.models import ModelFacts
-from hf_memkit.plan.calibration import Calibration, stored
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
@@ -62,8 +61,7 @@ class Pricing:
         capability: of that GPU.
         stands_for: what is to be said where it is another one than the user's; empty: it is that one.
         host: rates of RAM and disk.
-        calibration: of such a GPU, if there is one in the user's cache.
-        warnings: why there is none, though the cache has a file; why the disk was not measured.
+        warnings: why the disk was not measured.
         given: what the user says of the machine; `rates` and `host` have it.
         looked_at_disk: whether it was tried to measure the disk.
     """
@@ -72,7 +70,6 @@ class Pricing:
     capability: float
     stands_for: str
     host: HostRates
-    calibration: Calibration | None = None
     warnings: tuple[str, ...] = ()
     given: GivenHost = _NOTHING_GIVEN
     looked_at_disk: bool = False
@@ -84,16 +81,15 @@ class Pricing:
         assert gpu is not None
         cores = given.cores or (_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
         host = given.over(measured_host() if gpu.here else assumed_host(cores))
-        calibration, warnings = stored(gpu)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
-            return cls(given.over_pcie(rates), gpu.capability, "", host, calibration, warnings, given)
+            return cls(given.over_pcie(rates), gpu.capability, "", host, given=given)
         name = _like(gpu)
         if name is None or (rates := rates_of(name)) is None:
             return cls(None, gpu.capability or 8.0, "", host, given=given)
         said = f"times are those of {name}: the speed of {gpu.name} is unknown; name the GPU (--gpu NAME)"
         rates = given.over_pcie(rates)
-        return cls(rates, KNOWN_GPUS[name].capability, said, host, calibration, warnings, given)
+        return cls(rates, KNOWN_GPUS[name].capability, said, host, given=given)
 
     def with_disk(self) -> Pricing:
         """With what `memkit doctor` measures of the folder that is swapped to, if it is here and its rates are not
@@ -107,11 +103,6 @@ class Pricing:
             return replace(self, looked_at_disk=True, warnings=(*self.warnings, str(error)))
         host = self.host.with_disk(read, write, f"measured in {folder} on this machine")
         return replace(self, looked_at_disk=True, host=host)
-
-    @property
-    def factors(self) -> Mapping[str, float] | None:
-        """By kind of operation, for `step_time`."""
-        return self.calibration.of_kinds() if self.calibration is not None else None
 
 
 @functools.cache
@@ -166,7 +157,7 @@ def priced(
         step = step_time(
             work, pricing.rates, capability=pricing.capability, span=tuple(span), micro_batches=accumulation,
             loader_workers=about["plan"]["arguments"].get("dataloader_num_workers") or 0,
-            hooks_s=_engine_hooks(about, gpus).beside, factors=pricing.factors,
+            hooks_s=_engine_hooks(about, gpus).beside,
         )  # fmt: skip
     except ValueError:
         return judged
@@ -178,8 +169,6 @@ def priced(
     step = _with_paging(
         _with_others(step, judged, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
     )
-    if pricing.calibration is not None:
-        step = replace(step, rests_on=(pricing.calibration.said(), *step.rests_on))
     if said := pricing.given.said():
         step = replace(step, rests_on=(said, *step.rests_on))
     if pricing.stands_for:

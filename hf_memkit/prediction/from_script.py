@@ -4,14 +4,14 @@
 found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
 ```
 
-The script runs on this machine; of `Trainer.train()` two steps are traced, and what stands below it goes on with
-shapes (`child/script.py`).
+The script runs on this machine up to `Trainer.train()`, of which two steps are traced (`child/script.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_gib, format_size
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.ledger import zero_ledger
 
@@ -62,7 +62,7 @@ def predict_script(
     nodes: int = 1,
     python: str | Path | None = None,
 ) -> Prediction:
-    """What a training script will need. Its code runs on this machine; from `train()` on it leaves nothing behind.
+    """What a training script will need. Its code runs on this machine up to `train()`.
 
     >>> predict_script("train.py", ["--model_name_or_path", "gpt2-xl"], gpu="RTX 4090")          # doctest: +SKIP
 
@@ -236,19 +236,35 @@ def predicted_training(
         config=(about["deepspeed"] or {}).get("written"),
     )  # fmt: skip
 
-    def of_part(trace: Trace, notes: list[str]) -> Prediction:
+    # RAM that nobody has named, of a machine that may not be the one that trains, decides only what lies there.
+    zero = (about["deepspeed"] or {}).get("config", {}).get("zero_optimization", {})
+    offloads = any(
+        (zero.get(f"offload_{what}") or {}).get("device") in ("cpu", "nvme") for what in ("optimizer", "param")
+    )
+    ram_decides = ram_is_given or (machine.gpu is not None and machine.gpu.here) or offloads
+
+    def of_part(trace: Trace, notes: list[str], enough_bytes: int | None = enough_bytes) -> Prediction:
         found = from_trace(
             trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
         )  # fmt: skip
+        if ledger is not None and not ram_decides:
+            found = found.judged(replace(machine, ram_bytes=sys.maxsize))
         return with_vllm(found.with_warnings(emulated, facts.get("fp16_overflow", "")), about.get("vllm"), machine)
 
+    if unasked := about.get("unasked"):
+        evaluated, _ = of_part(trace, [], 0).phases["evaluate"]  # nothing is asked of the allocator but this
+        notes.append(
+            f"not in the verdict: evaluate() with this eval_dataset would allocate {format_size(evaluated)}. Neither "
+            "the arguments nor the script ask for an evaluation"
+        )
+        begin, end = unasked
+        trace = trace.only((0, begin), (end, len(trace.events)))
     parts = trace.of_steps(about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
     if ledger is None and "host" in about:
         found = _with_ram(found, about["host"], gpus)
-        is_known = ram_is_given or (machine.gpu is not None and machine.gpu.here)
-        if is_known and (found.host_rss_bytes or 0) > machine.ram_bytes:
+        if ram_decides and (found.host_rss_bytes or 0) > machine.ram_bytes:
             found = found.judged(machine)
     batches = None
     if parts:

@@ -108,14 +108,12 @@ class OperationSeconds:
     Args:
         rates: its row in `gpu_rates.RATES`.
         capability: its compute capability, such as 9.0.
-        factors: by kind of operation, by how much longer it takes than computed here, from a calibration.
     """
 
-    def __init__(self, rates: GpuRates, capability: float, factors: Mapping[str, float]) -> None:
+    def __init__(self, rates: GpuRates, capability: float) -> None:
         self._rates = rates
         self._hopper = 9.0 <= capability < 12.0  # and data centers' Blackwell; others' has Ampere's instructions
         self._l2_bytes = _L2_BYTES.get(capability, 6e6)
-        self._factors = factors
         self._bytes_per_s = 1e9 * rates.achievable_memory_gb_per_s.value
         self._pcie = 1e9 * rates.pcie_gb_per_s.value
         self._multiprocessors = int(rates.multiprocessors.value)
@@ -135,7 +133,7 @@ class OperationSeconds:
             else:
                 computing = operation.flops / self._rate("float32") if operation.flops else 0.0
             seconds = max(computing, moving) + _KERNEL_S * operation.launches
-        return seconds * self._factors.get(operation.kind, 1.0)
+        return seconds
 
     def _rate(self, dtype: str) -> float:
         if dtype.startswith(("float64", "complex")):

@@ -35,7 +35,7 @@ Range = tuple[float, float, float]
 _PYTHON_S: Final[Range] = (10e-6, 20e-6, 30e-6)
 """To queue one operation from Python, the modules and views around it included. Measured on one core of an AMD EPYC
 that had other work: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, computed on the
-CPU in that time, too). GPUs stand beside faster ones; `factors["host"]` is what a calibration finds."""
+CPU in that time, too). GPUs stand beside faster ones."""
 
 _ENGINE_S: Final[Range] = (5e-6, 11e-6, 18e-6)
 """To queue one operation from autograd's engine, which is C++: 18 to 23 µs in the same measurement."""
@@ -116,7 +116,7 @@ def step_time(
     micro_batches: int = 1,
     loader_workers: int = 0,
     hooks_s: Range = (0.0, 0.0, 0.0),
-    factors: Mapping[str, float] | None = None,
+    host: float = 1.0,
 ) -> StepTime:
     """The time of one optimizer step.
 
@@ -128,21 +128,18 @@ def step_time(
         micro_batches: of the step, as it is trained.
         loader_workers: `dataloader_num_workers`; with any, batches are put together beside the training.
         hooks_s: of the host in each micro-batch, beside the operations: hooks of an engine that is not traced.
-        factors: from a calibration: by kind of operation (`work.KINDS`), or `"host"`, by how much longer it takes
-            than computed here.
+        host: by how much longer the host takes than computed here.
 
     Raises:
         ValueError: no such step, or fewer than one micro-batch.
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
-    factors = factors or {}
-    seconds = OperationSeconds(rates, capability, factors)
+    seconds = OperationSeconds(rates, capability)
     parts = _parts(work, span or _last_step(work), micro_batches)
     if not loader_workers:
         _batches_are_put_together(work, parts)
     durations = [seconds.of(each) for each in work.operations]
-    host = factors.get("host", 1.0)
     low, likely, high = (_Clocks(work, durations, variant, host, hooks_s[variant]) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
@@ -173,7 +170,7 @@ def step_time(
     )
 
 
-def queueing_s(operation: Operation, variant: int = 1) -> float:
+def _queueing_s(operation: Operation, variant: int = 1) -> float:
     """Seconds of the host to queue one operation: the middle, or (0) the fastest, (2) the slowest that is likely."""
     return (_ENGINE_S if operation.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (operation.launches - 1)
 
@@ -270,7 +267,7 @@ class _Clocks:
             duration / _RATES[variant] * (_UNKNOWN[variant] if each.kind == "unknown" else 1.0)
             for each, duration in zip(work.operations, durations, strict=True)
         ]
-        self._queueing = [host_factor * queueing_s(each, variant) for each in work.operations]
+        self._queueing = [host_factor * _queueing_s(each, variant) for each in work.operations]
 
     @property
     def seconds(self) -> float:

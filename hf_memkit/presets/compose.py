@@ -49,7 +49,7 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
             found.append(new)
     if problems:
         raise SettingError("\n".join(dict.fromkeys(problems)))
-    return with_techniques([each.technique for each in found], extra)
+    return _with_techniques([each.technique for each in found], extra)
 
 
 def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], Setup]) -> Setup:
@@ -77,7 +77,7 @@ def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mappi
         left_out.update(impossible)
 
 
-def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
+def _with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
     """`techniques` with those named in `extra`, which replace others of the same slot; in order.
 
     Raises:

@@ -57,7 +57,7 @@ def test_nothing_is_queued_on_a_cpu() -> None:
     rates = GpuRates({"float32": figure}, {"float32": figure}, figure, figure, figure, None, figure)
 
     def seconds(work: Work, host: float) -> float:
-        return step_time(work, rates, capability=0.0, factors={"host": host}).seconds[1]
+        return step_time(work, rates, capability=0.0, host=host).seconds[1]
 
     computed, queued, waited = seconds(work, 0), seconds(work, 1), seconds(without_queue(work), 1)
     beside = seconds(Work([replace(product, flops=0, moved_bytes=0)], work.calls, work.marks), 1)

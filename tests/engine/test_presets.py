@@ -7,15 +7,11 @@ Tolerances are twice what was measured, on mean losses of about 7.5 nats.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_memkit.zero.presets import preset_index
-from tests.conftest import ROOT
 from tests.engine.conftest import Results
 from tests.engine.preset_cases import (
     CHECKPOINT,
@@ -128,18 +124,3 @@ def test_other_algorithms_learn(single: Results, case: Case) -> None:
 def test_presets_for_a_gpu_are_read_by_deepspeed(single: Results, folder: Path, name: str) -> None:
     single("plain")
     assert json.loads((folder / "1" / "more-rank0.json").read_text())["read"][name] is None
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", not_on_cpu())
-def test_presets_for_a_gpu_train(name: str, tmp_path: Path) -> None:
-    """On a GPU, as the benchmark does it; a preset for an older DeepSpeed is refused with its version."""
-    import torch
-
-    info = preset_index()[name]
-    if not torch.cuda.is_available():
-        pytest.skip(f"not run without a GPU: {info.not_on_cpu}")
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--section", "deepspeed", "--steps", "3"]
-    subprocess.run([*command, "--only", name, "--out", str(tmp_path)], check=True)
-    (row,) = json.loads((tmp_path / "deepspeed.json").read_text())["cases"]
-    assert row["status"] == ("refused" if info.deepspeed else "fits"), row.get("why")

@@ -1,19 +1,20 @@
-"""`memkit plan --verify` and `--calibrate` on the command line: what is refused, and what is shown."""
+"""`memkit plan --verify` on the command line: what is refused, and what is shown."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hf_memkit.cli import main
 from hf_memkit.cli.plan_here import show_verified
+from hf_memkit.memory.records import SCHEMA
 from hf_memkit.plan import wording
 from hf_memkit.plan.verified import Verified, measured
 from hf_memkit.report.load import load_run
 from tests.plan.made_plans import CHECKPOINTING, setup, usual
-from tests.plan.test_calibrate import PREDICTED, records
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("train.py", "--verify", "--gpus-to-compare", "L4,T4"),
             "--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare",
         ),
-        (("--calibrate",), "--calibrate: this machine has no GPU"),
-        (("nowhere", "--calibrate"), "nowhere: no such folder"),
-        (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: not with --gpu, --short"),
-        (("run", "--calibrate", "--gpus", "1", "--", "x"), "--calibrate: not with -- ARGUMENTS, --gpus"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -48,14 +45,21 @@ def test_what_cannot_be_is_one_line(
     assert line.startswith(f"memkit: error: {words}")
 
 
-def test_a_run_calibrates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records(folder / "run", prediction=PREDICTED)
-    assert main(["plan", "--calibrate", "run"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("L4: calibrated ") and "all × 1.2." in shown
-    assert main(["plan", "--calibrate", "run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["factors"] == {"all": 1.2} and Path(found["file"]).exists()
+def records(folder: Path) -> Path:
+    """Of a run of 12 steps of 600 ms."""
+    lines: list[dict[str, Any]] = [
+        {
+            "kind": "run", "rank": 0, "world_size": 1, "prediction": {},
+            "hardware": {"device_type": "cuda", "device_name": "NVIDIA L4"}, "versions": {},
+            "arguments": {"per_device_train_batch_size": 4},
+        },
+        *({"kind": "step", "step": step, "steps": 1, "step_time_ms": 600} for step in range(1, 13)),
+        {"kind": "end", "status": "finished"},
+    ]  # fmt: skip
+    folder.mkdir()
+    text = "".join(json.dumps({"schema": SCHEMA, "time": 1.0, **line}) + "\n" for line in lines)
+    (folder / "memory-rank0.jsonl").write_text(text)
+    return folder
 
 
 def test_measured_stands_beside_predicted(

@@ -18,7 +18,7 @@ import torch
 from benchmarks import allocator_history
 from benchmarks.allocator_compare import compare
 from benchmarks.allocator_history import read_history, record_history
-from benchmarks.predict_section import HISTORIES
+from benchmarks.gpu_measure import HISTORIES
 from hf_memkit.compat import FreeOrder
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.prediction.allocator_blocks import DeviceMemory

@@ -185,13 +185,10 @@ def test_a_faster_gpu_is_faster() -> None:
     assert h100.seconds[1] < a100.seconds[1] < t4.seconds[1]
 
 
-def test_factors_of_a_calibration_scale_their_kind_alone() -> None:
-    """Defect: a factor for products that moves copies, or none at all."""
-    work = work_of([PRODUCT, COPY])
-    plain, scaled = priced(work).by_kind, priced(work, factors={"matmul": 1.5}).by_kind
-    assert scaled["matmul"] == pytest.approx(1.5 * plain["matmul"]) and scaled["memory"] == plain["memory"]
+def test_a_slower_host_queues_longer() -> None:
+    """Defect: a factor of the host without effect."""
     small = work_of([SMALL] * 1000)
-    assert priced(small, factors={"host": 2.0}).seconds[1] > 1.8 * priced(small).seconds[1]
+    assert priced(small, host=2.0).seconds[1] > 1.8 * priced(small).seconds[1]
 
 
 def test_the_last_step_is_priced_unless_another_is_asked_for() -> None:

@@ -203,7 +203,7 @@ SEES_DISPATCHER: Final = {
 """Replaced by operations of torch, which the dispatcher sees."""
 
 NO_KERNEL: Final = {
-    "adapters.py", "after_train.py", "at_train.py", "checkpoints.py", "constant_propagation.py",
+    "adapters.py", "at_train.py", "below_train.py", "checkpoints.py", "constant_propagation.py",
     "cuda_device_guard.py", "cuda_questions.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
     "leaves_nothing.py", "library_evaluations.py", "loaded_files.py", "models.py", "no_real_training.py",
     "older_libraries.py", "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py",

@@ -178,6 +178,9 @@ def test_without_the_libraries_a_line_says_what_to_do(own: Path, tmp_path: Path)
         assert ended.returncode == 2 and ended.stdout == "", ended
         assert ended.stderr.count("\n") == 1 and "no torch, no transformers" in ended.stderr, ended.stderr
         assert "--python PATH" in ended.stderr
+    venv.create(bare := tmp_path / "bare", symlinks=True)
+    ended = typed(own, tmp_path, "predict", "train.py", "--gpu", "T4", "--python", str(bare))
+    assert ended.returncode == 2 and "no torch, no transformers" in ended.stderr.splitlines()[-1], ended.stderr
     ended = typed(own, tmp_path, "check", "args.yaml")
     assert ended.returncode == 1 and "per_device_train_batch_size" in ended.stdout, ended
 

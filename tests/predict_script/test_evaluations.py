@@ -208,7 +208,9 @@ def test_several_gpus_keep_what_all_of_them_gather(predict: Predict, processes: 
         pytest.param("argmax", "predict([[1] * 16] * ROWS)", marks=pytest.mark.slow),
     ],
 )
-def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict, name: str, call: str) -> None:
+def test_an_evaluation_above_the_training_or_below_is_that_of_the_arguments(
+    predict: Predict, name: str, call: str
+) -> None:
     """Would notice: an evaluation that runs all its batches, predictions of the traced batches alone, an evaluation
     with the wrong name, a value that somebody has made up."""
     code = ON_GPU.replace('"eval_strategy": "steps", ', "") + f"\ntrainer = made({name!r})\n"
@@ -221,7 +223,6 @@ def test_above_and_below_the_training_an_evaluation_is_the_same(predict: Predict
     for found in (above, below):
         assert peaks(found)["evaluate"] == pytest.approx(expected, rel=0.002)
         assert any(note.startswith("for compute_metrics") for note in found["about"]["notes"])
-        assert "after" not in peaks(found)
 
 
 @pytest.mark.slow
@@ -304,7 +305,6 @@ sparse = Similarity(4, sparse=True)(trainer.model)
 assert sparse["score"] != sparse["score"]
 assert evaluated(trainer.model) != evaluated(trainer.model)
 trainer.train()
-assert Similarity(256)(trainer.model)["score"] != 0
 """
     found = predict(code, environment=library)
     assert "about" in found, found
@@ -336,7 +336,6 @@ from a_library.evaluation import evaluated_often
 trainer.__class__ = Long
 {"trainer.args.eval_strategy = 'steps'" if within else "many(trainer.model)"}
 trainer.train()
-assert 0 < len(calls) < 10_000, len(calls)
 """
     found = predict(code, environment=library)
     assert "trace" in found, found

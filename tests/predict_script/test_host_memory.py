@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
 LOAD: Final = """
 import gc, sys, threading, time
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 def load(dtype):
@@ -35,13 +35,6 @@ TRAIN: Final = """
 model = get_peft_model(model, adapted)
 rows = [{"input_ids": [1] * 8, "labels": [1] * 8}] * 16
 Trainer(model, TrainingArguments("out", max_steps=2, report_to="none", save_strategy="no"), train_dataset=rows).train()
-model.save_pretrained("adapter")
-"""
-ON_HOST: Final = """
-model = PeftModel.from_pretrained(load(torch.bfloat16), "adapter")
-merged = model.merge_and_unload()
-del model
-merged = merged.to(torch.float16)
 """
 MEASURED: Final = """
 import json
@@ -66,11 +59,6 @@ load(torch.bfloat16), load(torch.float32)  # what libraries take once
 gc.collect()
 measured("load bfloat16", lambda: load(torch.bfloat16))
 measured("load float32", lambda: load(torch.float32))
-model = get_peft_model(load(torch.bfloat16), adapted)
-model.save_pretrained("adapter")
-def merge():
-    exec(sys.argv[1], globals())
-measured("after", merge)
 print(json.dumps(most))
 """
 
@@ -88,22 +76,19 @@ def model(tmp_path: Path) -> int:
 
 @pytest.mark.slow
 def test_tensors_on_the_host_are_what_a_process_takes(predict: Predict, tmp_path: Path, model: int) -> None:
-    """Would notice: mapped files that are counted, weights in another dtype that are not, copies of what is written to
-    in a file, or that they last as long as the file."""
+    """Would notice: mapped files that are counted, weights in another dtype that are not."""
     real = subprocess.run(
-        [sys.executable, "-c", LOAD + MEASURED, ON_HOST], cwd=tmp_path, check=True, capture_output=True, text=True,
+        [sys.executable, "-c", LOAD + MEASURED], cwd=tmp_path, check=True, capture_output=True, text=True,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # so that free() gives memory back
     )  # fmt: skip
     measured = json.loads(real.stdout.splitlines()[-1])
     assert measured["load bfloat16"] < 0.1 * model
     predicted: dict[str, Any] = {}
     for name in ("bfloat16", "float32"):
-        found = predict(f"{LOAD}\nmodel = load(torch.{name})\n{TRAIN}{ON_HOST}")
+        found = predict(f"{LOAD}\nmodel = load(torch.{name})\n{TRAIN}")
         predicted[name] = found["about"]["host"]["tensors"]
     assert predicted["bfloat16"]["load"] < 0.1 * model
     assert predicted["float32"]["load"] == pytest.approx(measured["load float32"], rel=0.07)
-    assert predicted["float32"]["after"] == predicted["bfloat16"]["after"]
-    assert predicted["bfloat16"]["after"] == pytest.approx(measured["after"], rel=0.1)
 
 
 def test_ranks_load_one_each_and_ram_that_is_given_is_judged(

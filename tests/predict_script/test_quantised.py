@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks import published_models
 from hf_memkit.prediction.trace import Trace
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, format_size
 from tests.predict.test_child_libraries import alive, most
 from tests.predict_script.conftest import Predict
 
@@ -140,7 +140,8 @@ def test_what_is_dequantised_when_it_is_loaded_is_no_quantised_model(
 def test_peft_knows_what_is_packed_in_16_bits(predict: Predict, model: Callable[..., str]) -> None:
     """4 bits stored as bf16, for FSDP: PEFT's upcast leaves them alone, by the name of the parameter's class.
 
-    Would notice: weights of another class, which take twice their memory after the upcast; parameters miscounted.
+    Would notice: weights of another class, which take twice their memory after the upcast; parameters miscounted; a
+    merge below `train()` whose bytes nobody names.
     """
     model()
     found = predict(
@@ -152,10 +153,13 @@ weight = found.model.layers[0].mlp.up_proj.weight
 assert type(weight).__name__ == "Params4bit" and weight.dtype is torch.bfloat16, weight.dtype
 assert weight.numel() == 64 * 128 // 4 and weight.quant_state.shape == (128, 64) and weight.device.type == "cuda"
 assert found.model.norm.weight.dtype is torch.float32
-train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), gradient_checkpointing=True)
+adapted = get_peft_model(found, LoraConfig(target_modules=["q_proj"]))
+train(adapted, gradient_checkpointing=True)
+adapted.merge_and_unload()
 """
     )
     assert "trace" in found, found
+    assert f"the 4-bit weights take {format_size(2 * LINEAR)} in bfloat16" in " ".join(found["about"]["notes"])
     assert found["about"]["parameters"] == LINEAR + 2 * 64 * 64 + 5 * 64 + 2 * 2 * 8 * 64
 
 

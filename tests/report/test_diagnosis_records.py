@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from hf_memkit.report.diagnosis import KINDS, diagnose
+from hf_memkit.report.diagnosis import diagnose
+from hf_memkit.report.series import KINDS
 from tests.report.made_steps import (
     MIB,
     SEEDS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.components import chunked_loss_sum as part
+from hf_memkit.components import chunked_loss_sum as summed
 from hf_memkit.components.chunked_loss import install
 from hf_memkit.techniques.loss import chunk_tokens_for
 from tests.techniques.cpu_allocations import peak_bytes
@@ -73,5 +73,5 @@ def test_the_size_of_a_chunk() -> None:
     assert chunk_tokens_for(50257) == 1024  # 4 × 1024 × 50257 is 196 MiB
     assert chunk_tokens_for(151936) == 256 and chunk_tokens_for(256000) == 256 and chunk_tokens_for(10**9) == 1
     for vocabulary in (97, 50257, 128256, 151936, 256000):
-        assert part.chunk_tokens_for(vocabulary) == chunk_tokens_for(vocabulary)
+        assert summed.chunk_tokens_for(vocabulary) == chunk_tokens_for(vocabulary)
         assert 4 * vocabulary * chunk_tokens_for(vocabulary) <= 2**28

@@ -22,12 +22,11 @@ from typing import Any, Final
 import torch
 from accelerate.utils import memory
 from transformers import DefaultFlowCallback, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from hf_memkit.compat import is_on
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
-from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.batches import (
     chosen_batches,
@@ -36,8 +35,9 @@ from hf_memkit.prediction.child.batches import (
     longest_row,
     without_padding,
 )
+from hf_memkit.prediction.child.below_train import calls_not_run, notes_on_calls
 from hf_memkit.prediction.child.cuda_questions import memory_fraction
-from hf_memkit.prediction.child.evaluations import Evaluations, is_asked_for, largest_batch
+from hf_memkit.prediction.child.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.inputs import base_model
@@ -88,6 +88,9 @@ SHORT_AND_QUIET: Final[dict[str, Any]] = {
 
 _FLASH: Final = "flash_attention_2"
 
+_UNASKED_S: Final = 20.0
+"""For an evaluation that decides nothing."""
+
 _CONTEXT_BYTES: Final = 2**30
 """More than a process holds beside its tensors."""
 
@@ -117,7 +120,8 @@ def traced_training(
 
     Returns:
         `{"trace", "about"}`. `about["steps"]` has of each traced step `(kind, first event, one past the last)`;
-        `about["work_steps"]`, where work is recorded, the same in calls.
+        `about["work_steps"]`, where work is recorded, the same in calls; `about["unasked"]` the events of an
+        evaluation for which neither arguments nor the script ask.
 
     Raises:
         Unmodelled: something of it cannot be traced.
@@ -137,7 +141,9 @@ def traced_training(
     about |= _sizes(worst_batches)
     about["tokens"] = {step.kind: _tokens(step.batches) for step in steps}
     notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
-    evaluated = evaluations.asked(trainer)
+    not_run = calls_not_run(trainer)
+    notes += notes_on_calls(not_run, trainer.model)
+    evaluated = evaluations.asked(trainer, not_run)
     reference = [largest_batch(loader, worst=worst) for loader in reference_loaders(trainer)]
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
@@ -187,11 +193,25 @@ def traced_training(
             for call in evaluated:
                 evaluations.trace(call, dtype)
             tracer.ended(watch.phase)
+            evaluation_notes = evaluations.take_notes()
+            if not evaluated and tracer.recorder is None and has_length(trainer.eval_dataset):
+                began = len(events)
+                with (
+                    contextlib.suppress(Exception),
+                    tracer.limited(_UNASKED_S),
+                ):  # one that fails decides nothing either
+                    evaluations.trace(own_evaluation(trainer), dtype)
+                    tracer.ended(watch.phase)
+                    about["unasked"] = (began, len(events))
             watch.end()
             del trainer.get_train_dataloader
             if about["deepspeed"] is None:
-                _read_back(trainer, as_it_was, Stretches(tracer))
+                _read_back(trainer, as_it_was, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
+        if tracer.host is not None:
+            about["host"] = tracer.host.to_json()
+            if "unasked" in about:
+                about["host"]["tensors"].pop("evaluate", None)
         for name, value in as_it_was.items():
             object.__setattr__(arguments, name, value)
         trainer.is_in_train = False
@@ -199,7 +219,7 @@ def traced_training(
         f"{place} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
         for place in asked
     ]
-    notes += [*notes_on_8_bits(trainer.model), *evaluations.take_notes()]
+    notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
     if watch.optimizer_steps < needed:
         raise Unmodelled(
             f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}: a method that overrides "
@@ -510,26 +530,27 @@ def _weights(device_type: str) -> list[torch.Tensor]:
     return found
 
 
-def _read_back(trainer: Any, asked: Found, stretches: Stretches) -> None:
+def _read_back(trainer: Any, asked: Found, tracer: StorageTracer) -> None:
     """A checkpoint is read as a training does that is resumed, or keeps its best model: by transformers itself, from
     what the traced training has saved (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
     if not asked["resume_from_checkpoint"] and not asked["load_best_model_at_end"]:
         return
     folder = trainer.args.output_dir
     if get_last_checkpoint(folder) is None:
-        with stretches.of("save"):
-            trainer._save_checkpoint(trainer.model, trial=None)
+        trainer._save_checkpoint(trainer.model, trial=None)
+        tracer.ended("save")
     checkpoint = get_last_checkpoint(folder)
     if asked["resume_from_checkpoint"]:
         trainer.accelerator.free_memory()
         trainer.optimizer = trainer.lr_scheduler = trainer.callback_handler.optimizer = None
         trainer.callback_handler.lr_scheduler = None
-        with stretches.of("resume"):
-            trainer._load_from_checkpoint(checkpoint)
-            trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
-            trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
-            trainer._load_optimizer_and_scheduler(checkpoint)
+        tracer.ended(tracer.trace.marks[-1][1])
+        trainer._load_from_checkpoint(checkpoint)
+        trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
+        trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
+        trainer._load_optimizer_and_scheduler(checkpoint)
+        tracer.ended("resume")
     if asked["load_best_model_at_end"]:
         trainer.state.best_model_checkpoint = checkpoint
-        with stretches.of("best_model"):
-            trainer._load_best_model()
+        trainer._load_best_model()
+        tracer.ended("best_model")

@@ -1,10 +1,11 @@
 """Evaluations of a script: the largest batches are traced, beside the predictions that Trainer keeps of all others.
 
-| the script calls `evaluate()` or `predict()` | what happens |
+| the script evaluates | what happens |
 |---|---|
 | above `train()` | it is made after the steps, with the optimizer's states, and gives NaN |
 | within it, because its arguments ask for it | it is made after the steps |
-| below it | it is made there (`after_train.py`) |
+| below it, by its source (`below_train.py`) | Trainer's `eval_dataset` is evaluated after the steps |
+| not at all | the same, and it does not decide the verdict |
 
 Each is the script's own method, if it has one. Trainer's own loop runs: it moves, joins and drops what it does in a
 run, because the predictions of the batches that are left out are put into its own containers (`kept_predictions.py`).
@@ -26,7 +27,6 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, has_len
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches
 from hf_memkit.prediction.child.kept_predictions import Kept, as_of_more_batches
-from hf_memkit.prediction.child.leaves_nothing import with_subclasses
 from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, on_host
 from hf_memkit.prediction.child.users_code import line_of
@@ -71,6 +71,11 @@ class EvaluationCall:
         prefix = (self.kwargs or {}).get("metric_key_prefix", "eval" if self.name == "evaluate" else "test")
         metrics = Metrics({f"{prefix}_loss": _NAN})
         return metrics if self.name == "evaluate" else PredictionOutput(_Unread(), _Unread(), metrics)
+
+
+def own_evaluation(trainer: Any) -> EvaluationCall:
+    """As the training itself makes it, of all of the Trainer's `eval_dataset`."""
+    return EvaluationCall("evaluate", type(trainer).evaluate, trainer)
 
 
 class Metrics(dict[str, float]):
@@ -132,7 +137,7 @@ class Evaluations:
 
     def install(self) -> None:
         """From here on every Trainer's `evaluate` and `predict` come here first, until `answer` is None."""
-        for kind in with_subclasses(Trainer):
+        for kind in _with_subclasses(Trainer):
             self._watch(kind)
         Trainer.__init_subclass__ = classmethod(lambda kind, **_: self._watch(kind))
 
@@ -164,11 +169,24 @@ class Evaluations:
         self._before.append(call)
         return call.unknown()
 
-    def asked(self, trainer: Any) -> list[EvaluationCall]:
-        """Those that belong to the training, or stood above it."""
-        found = []
-        if is_asked_for(trainer.args.eval_strategy):
-            found.append(EvaluationCall("evaluate", type(trainer).evaluate, trainer))
+    def asked(self, trainer: Any, source: Mapping[str, str]) -> list[EvaluationCall]:
+        """Those that belong to the training, or stand above it, or elsewhere in the `source` (`calls_not_run`)."""
+        data, found = trainer.eval_dataset, []
+        if is_asked_for(trainer.args.eval_strategy) or (
+            data is not None and (trainer.args.do_eval or "evaluate" in source)
+        ):
+            found.append(own_evaluation(trainer))
+        if data is not None and "predict" in source and (not found or trainer.compute_metrics is None):
+            several = data.values() if isinstance(data, Mapping) else [data]
+            found += [EvaluationCall("predict", type(trainer).predict, trainer, (each,)) for each in several]
+        for name in ("evaluate", "predict"):
+            if name in source and data is None:
+                self.notes[
+                    f"not predicted: {name}() ({source[name]}), because the Trainer has no data to evaluate. Give it "
+                    "eval_dataset, too"
+                ] = None
+            elif name in source and not is_asked_for(trainer.args.eval_strategy):
+                self.notes[f"{name}() ({source[name]}): predicted with the Trainer's eval_dataset"] = None
         for call in self._before:
             if call.trainer is not trainer:
                 self.notes[f"{call.name}() of another Trainer, before train(): not predicted"] = None
@@ -284,3 +302,14 @@ class Evaluations:
 
 
 _OF_EVALUATIONS: Final = ("get_eval_dataloader", "get_test_dataloader", "compute_metrics")
+
+
+def _with_subclasses(kind: type) -> list[type]:
+    """Each may have a method of its own."""
+    found: dict[type, None] = {}
+    left = [kind]
+    while left:
+        if (kind := left.pop()) not in found:
+            found[kind] = None
+            left += type.__subclasses__(kind)
+    return list(found)

@@ -37,11 +37,11 @@ class LibraryEvaluations:
         begins: called before something is made up, which may be written down.
 
     Attributes:
-        phase: the context that an evaluation belongs to; None: it is part of a traced training.
+        in_training: whether an evaluation is part of a traced training.
     """
 
     def __init__(self, boundary: RealAndFake, notes: dict[str, None], begins: Callable[[], None]) -> None:
-        self.phase: Callable[[], contextlib.AbstractContextManager[Any]] | None = self._above_train
+        self.in_training = False
         self._boundary, self._notes, self._begins = boundary, notes, begins
 
     def install(self) -> None:
@@ -68,12 +68,12 @@ class LibraryEvaluations:
         @functools.wraps(method)
         def called(*args: Any, **kwargs: Any) -> Any:
             """As the library has it; a text, because evaluate adds to that of a copy (0.4.6: module.py 229)."""
-            place, in_training = users_line(), self.phase is None
+            place, in_training = users_line(), self.in_training
             with contextlib.ExitStack() as stack:
                 read = stack.enter_context(self._boundary.values_are_made_up(self._begins))
                 stack.enter_context(self._boundary.tracer.limited(_LIMIT_S))
-                if self.phase is not None:
-                    stack.enter_context(self.phase())
+                if not in_training:
+                    stack.enter_context(self._above_train())
                 try:
                     with shapes_from_values_are_unmodelled():
                         found = method(*args, **kwargs)

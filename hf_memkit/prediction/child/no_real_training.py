@@ -6,8 +6,7 @@
 | trains in a process that it forks, or that multiprocessing or torch spawns | the same |
 | starts another program | it runs |
 
-A process that the script has forked ends the script, too: what it raises would be lost. Below `train()` no program
-starts at all (`leaves_nothing.py`).
+A process that the script has forked ends the script, too: what it raises would be lost.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any, Final, NoReturn
 import accelerate.launchers
 import torch.multiprocessing
 
-from hf_memkit.prediction.child.leaves_nothing import Nowhere
 from hf_memkit.prediction.child.training_commands import training_command
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
 
@@ -44,7 +42,7 @@ def no_real_training(refuse: Refuse) -> None:
     given its result."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in STARTS and not Nowhere.is_installed:
+        if event in STARTS:
             with contextlib.suppress(UnicodeError, TypeError, IndexError, OSError):  # the start itself will fail
                 words, folder, environment = STARTS[event](arguments)
                 found = training_command(words, folder, environment)

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import yaml
+
 from hf_memkit.launched import FRONT_ENDS
 from hf_memkit.prediction.child.fake_gpu import one_gpu
 from hf_memkit.prediction.child.no_real_training import STARTS
@@ -79,7 +81,10 @@ def _accelerate(words: list[str]) -> Found:
     torch.cuda.is_bf16_supported = lambda *_: True
     arguments: Any = launch.launch_command_parser().parse_args(words)
     given = arguments.num_processes
-    arguments, defaults, precision_of_config = launch._validate_launch_command(arguments)
+    try:
+        arguments, defaults, precision_of_config = launch._validate_launch_command(arguments)
+    except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(_about_its_config(arguments.config_file, error)) from error
     if arguments.tpu or getattr(arguments, "compute_environment", "LOCAL_MACHINE") == "AMAZON_SAGEMAKER":
         raise ValueError("a TPU or SageMaker; memkit predicts GPUs: set distributed_type and compute_environment")
     nodes = int(arguments.num_machines or 1)
@@ -103,6 +108,15 @@ def _accelerate(words: list[str]) -> Found:
         "nodes": nodes,
         "environment": {name: each for name, each in environment.items() if os.environ.get(name) != each},
     }
+
+
+def _about_its_config(given: str | None, error: Exception) -> str:
+    """What is wrong where accelerate fails with a config, with the command that says where."""
+    from accelerate.commands.config.config_args import default_config_file
+
+    path = given or default_config_file
+    why = " ".join(str(error).split())
+    return f"{why}; to find the mistake: memkit check {path}" if Path(path).is_file() else why
 
 
 def _torchrun(words: list[str]) -> Found:

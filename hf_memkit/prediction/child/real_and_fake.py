@@ -55,7 +55,6 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         tracer: as it was given.
         fake_mode: the mode that all fake tensors belong to.
-        trained: whether the training is over: every parameter that is made since is fake.
         read: how values of fake tensors were asked for, where they are made up; None: whoever asks is stopped.
     """
 
@@ -66,7 +65,6 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
         )
         self.tracer = tracer
-        self.trained = False
         self.read: list[str] | None = None
         self._begins: Callable[[], None] = lambda: None
 
@@ -87,13 +85,6 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def enter_again(self) -> None:
-        """Once more, after `leave`: what was replaced for good still is."""
-        self.trained = self.tracer.known.of_data = True
-        self._refused = _values_are_refused(self)
-        torch._C._set_only_lift_cpu_tensors(True)
-        super().__enter__()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
@@ -194,7 +185,7 @@ def _parameters_are_fake(boundary: RealAndFake) -> None:
         if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
             own = line_that_asks() is not None
             real += data.numel() if own else 0
-            if not own or real > _REAL_ELEMENTS or boundary.trained:
+            if not own or real > _REAL_ELEMENTS:
                 data = boundary.empty_like(data)
         return original(cls, data, requires_grad)
 

@@ -1,5 +1,5 @@
-"""A user's script, run as on a machine with the GPU asked for: its first training is traced, and what stands below
-`train()` goes on (`after_train.py`).
+"""A user's script, run as on a machine with the GPU asked for, up to its first `train()`: that is traced, and the
+process ends. No line below it runs, not even of `finally`.
 
 In: a `ScriptRequest`. Out: a trace and what was trained, or why there is none. Runs in a process of its own, which is
 the script's from then on.
@@ -28,7 +28,6 @@ from hf_memkit.components import packed_batches
 from hf_memkit.errors import MemkitError, Unmodelled
 from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
-from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.checkpoints import refuse_checkpoint
@@ -44,9 +43,12 @@ from hf_memkit.prediction.child.fake_gpu import (
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 from hf_memkit.prediction.child.forks import Forks
 from hf_memkit.prediction.child.generation import answers_are_longest
-from hf_memkit.prediction.child.host_memory import HostMemory
 from hf_memkit.prediction.child.kernel_rules import learn_counts
-from hf_memkit.prediction.child.leaves_nothing import Nowhere, keep_what_was_there, nothing_is_pushed
+from hf_memkit.prediction.child.leaves_nothing import (
+    keep_what_was_there,
+    made_up_files_go_away,
+    nothing_is_pushed,
+)
 from hf_memkit.prediction.child.libraries import (
     before_a_script,
     install_library_rules,
@@ -75,7 +77,7 @@ Found = dict[str, Any]
 
 
 def run_script(request: ScriptRequest, result: Path) -> None:
-    """Writes to `result` what came of the script. Does not come back where one with DeepSpeed called `train()`."""
+    """Writes to `result` what came of the script. Does not come back where it called `train()`."""
     _enter_its_world(request)
     differs: list[str] = []
     overrides = Overrides.from_json(request.overrides or {})
@@ -94,40 +96,34 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         _pretend(request, boundary)
     no_real_training(out.end)
     folder_begins = folder_goes_away(result.with_name(MADE))
-    traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluations = Evaluations(worst=request.worst_batch)
-    nowhere = Nowhere(out.path.with_name("written"))
-    after = AfterTrain(tracer, boundary, evaluations, nowhere)
+
+    def traced(trainer: Any, train: Any) -> Found:
+        if tracer.host is not None:
+            tracer.host.training_begins()
+        found = _traced(tracer, boundary, trainer, train, evaluations, worst=request.worst_batch)
+        found["about"]["notes"] += differs
+        return found
+
     loops = OwnLoops(_own_loop)
+    library = None
     if boundary is not None:
         loops.install()
-        library = LibraryEvaluations(boundary, evaluations.notes, nowhere.redirect)
+        library = LibraryEvaluations(boundary, evaluations.notes, made_up_files_go_away)
         library.install()
-        after.library = library
-    trained = _at_train(traced, after, evaluations, loops, tracer.host, out, request.micro_batch_size)
+    _at_train(traced, evaluations, loops, library, out, request.micro_batch_size)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
-
-        def begin(path: Path) -> None:
-            out.begin(path)
-            nowhere.move(path.with_name("written"))
-
-        Forks(Path(request.forks), begin, watch_reads(), folder_begins).install()
+        Forks(Path(request.forks), out.begin, watch_reads(), folder_begins).install()
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
             request.script.run()
     except BaseException as error:
         raised = error
-    if trained:
-        notes = [*after.end(raised), *evaluations.take_notes()]
-        found = trained.pop()
-        found["about"]["notes"] += [*notes, *differs]
-        if tracer.host is not None:
-            found["about"]["host"] = tracer.host.to_json()
-        found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
-    elif isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
+    found: Found
+    if isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
         found = {"error": {"type": OwnLoop.__name__, "message": str(OwnLoop()), "place": loops.place, "traceback": ""}}
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
@@ -165,7 +161,9 @@ class _Result:
 
     def _put(self, content: Found) -> None:
         temporary = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content))
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)  # `open` may lead elsewhere (leaves_nothing.py)
+        with os.fdopen(number, "w") as file:
+            file.write(json.dumps(content))
         temporary.replace(self.path)
 
     def end(self, content: Found) -> NoReturn:
@@ -222,21 +220,19 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
 
 
 def _at_train(
-    traced: Callable[[Any, Any, Evaluations], Found],
-    after: AfterTrain,
+    traced: Callable[[Any, Any], Found],
     evaluations: Evaluations,
     loops: OwnLoops,
-    host: HostMemory | None,
+    library: LibraryEvaluations | None,
     out: _Result,
     micro_batch_size: int | None,
-) -> list[Found]:
-    """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and evaluations, until
-    then: their values would be made up. What was found comes into the list."""
+) -> None:
+    """Replaces `Trainer.train`, which traces the training and ends the process; and evaluations, until then: their
+    values would be made up."""
     original = Trainer.train
-    trained: list[Found] = []
 
     @functools.wraps(original)
-    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
         if not out.is_mine():
             trains_in_a_fork(out.end)
         if resume_from_checkpoint:
@@ -248,40 +244,20 @@ def _at_train(
         try:
             refuse_checkpoint(self, resume_from_checkpoint)
             evaluations.answer = loops.stop = None
-            if after.library is not None:
-                after.library.phase = None
-            if host is not None:
-                host.training_begins()
-            found = traced(self, original, evaluations)
-            if host is not None:
-                found["about"]["host"] = host.to_json()
+            if library is not None:
+                library.in_training = True
+            found = traced(self, original)
         except Exception as error:
             found = _failure(error)
-        out.write(_unless_it_goes_on(found))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if "trace" not in found or found["about"]["deepspeed"]:
-            os._exit(0)
-        trained.append(found)
-        loops.stop = after.own_loop
-        return after.begin(self)
+        out.end(found)
 
     def evaluated(call: EvaluationCall) -> Any:
-        after.nowhere.redirect()  # what is made up would be written down
+        made_up_files_go_away()
         return evaluations.remember(call)
 
     Trainer.train = train
     evaluations.answer = evaluated
     evaluations.install()
-    return trained
-
-
-def _unless_it_goes_on(found: Found) -> Found:
-    """What is found of a script that ends its process below `train()`."""
-    if "trace" not in found or found["about"]["deepspeed"]:
-        return found
-    said = "code after train() is not included: it ended its process, or ran too long"
-    return {**found, "about": {**found["about"], "notes": [*found["about"]["notes"], said]}}
 
 
 def _traced(

@@ -119,13 +119,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.modules.append(name)
         self._module = number
 
-    def ended(self, phase: Phase, on_host: Phase | None = None) -> None:
-        """What has happened since the last call fell into `phase`; in RAM, if that is said, into another."""
+    def ended(self, phase: Phase) -> None:
+        """What has happened since the last call fell into `phase`."""
         self.trace.marks.append((len(self.trace.events), phase))
         if self.recorder is not None:
             self.recorder.ended(phase)
         if self.host is not None:
-            self.host.ended(on_host or phase)
+            self.host.ended(phase)
 
     def label(self, tensors: Iterable[Any], category: Category) -> None:
         """Names what `tensors` hold, whenever it was made."""

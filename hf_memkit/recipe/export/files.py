@@ -148,7 +148,6 @@ def _requirements(setup: Setup, needs: Iterable[str]) -> str:
 
 _CONFIG_FILE: Final = "ds_config.json"
 
-_COMPONENT: Final = re.compile(r"^hf_memkit\.(components|parts)\.")
 _LOADED: Final = (
     "name", "dtype", "attn_implementation", "config", "quantization", "device_map", "use_safetensors",
     "ignore_mismatched_sizes", "pad_vocabulary_to_multiple_of",
@@ -182,7 +181,7 @@ def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
 
 def _beside(path: str) -> str:
     """`module:class`, with the name that a component's file has beside a script."""
-    return _COMPONENT.sub("", path)
+    return path.removeprefix("hf_memkit.components.")
 
 
 def _local_or_hub(name: str) -> str:

@@ -1,16 +1,37 @@
-"""The measured process of section `predict`: trains a setup on made-up data of the shape that was predicted."""
+"""The measured process of `gpu.py`: trains a setup on made-up data of the shape that was predicted.
+
+In: a folder with `job.json`. Out: `result.json` there, and the records of the training.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
+
 from hf_memkit.units import GIB
+
+TURN: Final = "MEMKIT_BENCHMARK_TURN"
+"""Variable with the file whose lock a measured process holds while it uses the GPU."""
 
 _POOL: Final = 2**20
 """Random numbers that are made once and repeated: drawing billions of them would take minutes."""
+
+
+def take_gpu() -> None:
+    """Waits until no other measured process uses the GPU, and keeps it until this process ends.
+
+    Several cases may start at once, because libraries and models load on the CPU; they train one after another.
+    """
+    if path := os.environ.get(TURN):
+        turn = os.open(path, os.O_RDWR | os.O_CREAT)  # never closed: its end gives the turn back
+        fcntl.flock(turn, fcntl.LOCK_EX)
 
 
 def run(folder: Path, job: dict[str, Any]) -> int:
@@ -23,7 +44,6 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from transformers.trainer_utils import set_seed
 
     from benchmarks.allocator_history import record_history
-    from benchmarks.children import take_gpu
     from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
@@ -146,3 +166,8 @@ def fill(model: Any) -> None:
 def write(folder: Path, content: Any) -> int:
     (folder / "result.json").write_text(json.dumps(content))
     return 0
+
+
+if __name__ == "__main__":
+    there = Path(sys.argv[1])
+    raise SystemExit(run(there, json.loads((there / "job.json").read_text())))

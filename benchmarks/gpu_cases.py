@@ -1,4 +1,4 @@
-"""The cases of section `predict`: what is predicted, then trained on the GPU.
+"""The cases of `gpu.py`: what is predicted, then trained on the GPU.
 
 They vary one thing at a time around a few models: precision, checkpointing, optimizer, length, adapters, engine,
 evaluation, the allocator's settings. Every setup is made of memkit's own techniques where the model is a causal
@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 
 from hf_memkit.architectures import ARCHITECTURES
 
-Kind = Literal["calibrate", "script", "train", "edge", "history"]
-"""`calibrate`: libraries measured directly; `script`: `memkit run --predict` of `gpu_script.py`; `train`: a setup,
-predicted and measured; `edge`: trained with the predicted smallest cap, and with less; `history`: the allocator's
-history is recorded, which takes time, and replayed."""
+Kind = Literal["script", "train", "edge", "history"]
+"""`script`: `memkit run --predict` of a script; `train`: a setup, predicted and measured; `edge`: trained with the
+predicted smallest cap, and with less; `history`: the allocator's history is recorded, which takes time, and replayed
+by the model of the allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ MODELS: Final[Mapping[str, Model]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One training, or a calibration.
+    """One training.
 
     Attributes:
         name: of the case.
@@ -102,6 +102,7 @@ class Case:
         micro_batch, length, accumulation: sequences of a forward pass, tokens of one, forward passes of a step.
         evaluates: an evaluation is predicted and measured too.
         kind: what is done.
+        script: of kind `script`: the file and its arguments; empty: `gpu_script.py`.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Case:
     accumulation: int = 1
     evaluates: bool = False
     kind: Kind = "train"
+    script: str = ""
 
     def shape(self, *, on_cpu: bool) -> tuple[int, int]:
         """(sequences of a forward pass, tokens of one)."""
@@ -121,9 +123,8 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The calibration first, then those that differ most: a section that is cut short has some of each kind."""
+    """Those that differ most first: a slice that is cut short has some of each kind."""
     return [
-        Case("calibrate", kind="calibrate"),
         Case(
             "memkit run --predict: gpt2, bf16, micro batch 8", kind="script", micro_batch=8, arguments={"bf16": True}
         ),

@@ -1,17 +1,16 @@
-"""Section `predict`: predictions against the trainings that they are of, on a GPU.
+"""One case of `gpu.py`: a prediction against the training that it is of.
 
 A case's setup is predicted by the real `predict` on the machine that then trains it, with random weights and made-up
 data of the predicted shape. Evidence has both side by side: peaks by phase, reserved, what the process holds outside
 the allocator, categories. `history` cases record the allocator's history, which the model of the allocator replays;
 the `edge` cases are trained twice, in the predicted smallest cap, which must do, and in a little less, which must not.
-
-`summary` says how far predictions were off, and names every setup that was said to fit and did not.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -19,17 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.children import run_child, summarize
-from benchmarks.deepspeed_section import build_operators
-from benchmarks.predict_cases import MODELS, Case
-from benchmarks.predict_cases import cases as cases
-from benchmarks.techniques_section import NOT_ON_CPU, conclude, phase_peaks
-from hf_memkit.errors import MemkitError
+from benchmarks.gpu_cases import MODELS, Case
+from benchmarks.gpu_summary import errors
+from hf_memkit.errors import MemkitError, RunError
 from hf_memkit.gpu_rates import rates_of
 from hf_memkit.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.job import Job
@@ -45,6 +41,7 @@ from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques import ledger
 from hf_memkit.units import GIB
+from hf_memkit.zero import ops
 
 if TYPE_CHECKING:
     from hf_memkit.prediction import Prediction
@@ -59,12 +56,26 @@ KEPT_BYTES: Final = 2 * 2**20
 HISTORIES: Final = Path(__file__).resolve().parent / "results" / "predict_histories"
 """Where recorded histories of up to `KEPT_BYTES` are kept: the model of the allocator is tested with them."""
 
+WARM_UP_STEPS: Final = 2  # compilation, first allocations; left out of the step time
+
+NOT_ON_CPU: Final[Mapping[str, str]] = {
+    "compile": "its kernels are compiled for the GPU",
+    "fp16-autocast": "Trainer runs fp16 on no CPU",
+    "garbage-collection-threshold": "a setting of the CUDA allocator",
+    "expandable-segments": "a setting of the CUDA allocator",
+    "paged-adamw-8bit": "unified memory needs a CUDA driver",
+}
+"""Techniques that a rehearsal leaves out, each with the reason; the others of the case run."""
+
 _CASE_S: Final = 100
 _LARGE_CASE_S: Final = 170
+_OWN_SCRIPT_S: Final = 400
 
 
 def case_limit_s(case: Case) -> float:
     """After how many seconds one training of the case is stopped."""
+    if case.script:
+        return _OWN_SCRIPT_S
     return _LARGE_CASE_S if case.model == "llama-8b" or case.kind == "edge" or "qlora" in case.techniques else _CASE_S
 
 
@@ -78,8 +89,6 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int, before: Mapping[str, An
         before: what `predicted` gave, here or on another machine; None: it is predicted now.
     """
     started = time.monotonic()
-    if case.kind == "calibrate":
-        return {**_calibrated(case, on_cpu=on_cpu), "wall_time_s": time.monotonic() - started}
     if case.kind == "script":
         return {**_ran_script(case, on_cpu=on_cpu), "wall_time_s": time.monotonic() - started}
     missing = _missing(case)
@@ -169,83 +178,6 @@ def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[Setup, Mo
     return setup.with_rows(*ledger.rows(setup)).made_by(case.techniques), facts
 
 
-def errors(
-    prediction: Mapping[str, Any], found: Mapping[str, Any], step_s: Sequence[float] | None = None
-) -> dict[str, float]:
-    """Predicted over measured, less one: `peak_allocated`; `peak_reserved`, which is nought between both ends of the
-    predicted range, otherwise from the nearer one; `total`, of the higher end with what lies outside the allocator;
-    `allocated_PHASE`; and `step_time`, of the middle of `step_s`. What was not measured is absent."""
-    result: dict[str, float] = {}
-    if step_s is not None and (measured := found.get("step_time_ms")):
-        result["step_time"] = 1000 * step_s[1] / measured - 1
-    if measured := found.get("peak_allocated_gib"):
-        result["peak_allocated"] = prediction["peak_allocated_gib"] / measured - 1
-    low, high = prediction["peak_reserved_gib"]
-    if measured := found.get("peak_reserved_gib"):
-        result["peak_reserved"] = min(max(measured, low), high) / measured - 1
-    if measured := found.get("device_used_gib"):
-        result["total"] = (high + prediction["outside_allocator_gib"]) / measured - 1
-    for phase, peaks in prediction["phases"].items():
-        if measured := found.get("phases", {}).get(phase):
-            result[f"allocated_{phase}"] = peaks["peak_allocated_gib"] / measured - 1
-    return result
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """How far predictions were off.
-
-    Attributes:
-        cases: trainings that were compared.
-        median_error, worst_error: of `peak_allocated`, as shares without their sign; None where nothing was compared.
-        worst_case: the case with the worst.
-        median_reserved_error, worst_reserved_error: the same of `peak_reserved`.
-        wrongly_fits: cases whose prediction said `fits`, and which ran out of memory or failed.
-        edges, edges_right: cases that were trained in the predicted smallest cap and in less, and those of them that
-            completed in the one and ran out of memory in the other.
-        histories, histories_exact: recorded histories, and those that the model of the allocator followed to the end.
-    """
-
-    cases: int
-    median_error: float | None
-    worst_error: float | None
-    worst_case: str | None
-    median_reserved_error: float | None
-    worst_reserved_error: float | None
-    wrongly_fits: tuple[str, ...]
-    edges: int
-    edges_right: int
-    histories: int
-    histories_exact: int
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
-    """Of the `cases` of an evidence file."""
-    trained = [row for row in rows if row.get("kind") in ("script", "train") and "prediction" in row]
-    off = {row["case"]: abs(row["errors"]["peak_allocated"]) for row in trained if "peak_allocated" in row["errors"]}
-    reserved = [abs(row["errors"]["peak_reserved"]) for row in trained if "peak_reserved" in row["errors"]]
-    edges = [row for row in rows if row.get("kind") == "edge" and "runs" in row]
-    histories = [row["history_replay"] for row in rows if "exact" in row.get("history_replay", {})]
-    worst = max(off, key=lambda name: off[name], default=None)
-    return Summary(
-        cases=len(off),
-        median_error=statistics.median(off.values()) if off else None,
-        worst_error=off[worst] if worst is not None else None,
-        worst_case=worst,
-        median_reserved_error=statistics.median(reserved) if reserved else None,
-        worst_reserved_error=max(reserved, default=None),
-        wrongly_fits=tuple(
-            row["case"]
-            for row in trained
-            if row["prediction"]["verdict"] == "fits" and row["status"] in ("does not fit", "failed")
-        ),
-        edges=len(edges),
-        edges_right=sum(row["as_predicted"] for row in edges),
-        histories=len(histories),
-        histories_exact=sum(history["exact"] for history in histories),
-    )
-
-
 # ---- predicting ----
 
 
@@ -281,6 +213,100 @@ def _step_seconds(case: Case, setup: Setup, machine: Machine, *, on_cpu: bool) -
 # ---- measuring ----
 
 
+def _run_child(folder: Path, environment: Mapping[str, str], limit_s: float) -> tuple[int | None, str]:
+    """(exit code, output) of `gpu_child.py FOLDER`; None if it was stopped after `limit_s`."""
+    command = [sys.executable, str(Path(__file__).with_name("gpu_child.py")), str(folder)]
+    try:
+        child = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=limit_s
+        )
+        return child.returncode, child.stdout + child.stderr
+    except subprocess.TimeoutExpired as expired:
+        return None, _text(expired.stdout) + _text(expired.stderr)
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def _build_operators(config: dict[str, Any], *, on_cpu: bool) -> None:
+    """Before the case, so that compiling does not count as its time; in a process of its own, so that this one makes
+    no CUDA context that would count as the case's memory."""
+    names = ops.needed(config, cpu=on_cpu)
+    code = f"from hf_memkit.zero import ops; ops.build({names!r}, print, cpu={on_cpu})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    if on_cpu:
+        environment["DS_ACCELERATOR"] = "cpu"
+    built = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    if built.returncode != 0:
+        raise RunError((built.stderr.strip().splitlines() or ["no message"])[-1])
+
+
+def judge(outcome: int | None, output: str, made: Sequence[Mapping[str, Any]], max_steps: int) -> dict[str, Any]:
+    """What a child's exit code, output and steps mean. `outcome` is None if the child was stopped for time."""
+    measured = summarize(made)
+    if "torch.OutOfMemoryError" in output:
+        lines = [line for line in output.splitlines() if "torch.OutOfMemoryError" in line]
+        return {"status": "does not fit", "why": lines[-1][:500], **measured}
+    if outcome is None and len(made) > WARM_UP_STEPS:
+        return {"status": "fits", "why": f"stopped for time after {len(made)} of {max_steps} steps", **measured}
+    if outcome == 0 and len(made) == max_steps:
+        return {"status": "fits", **measured}
+    tail = " | ".join(line for line in output.splitlines()[-8:] if line.strip())
+    return {"status": "failed", "why": f"exit code {outcome}, {len(made)} steps: {tail[-1500:]}", **measured}
+
+
+def summarize(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Peaks over all steps, times over those after the warm-up. What was not measured is absent."""
+    result: dict[str, Any] = {"steps": len(made)}
+    for key in ("peak_allocated_gib", "peak_reserved_gib", "device_used_gib", "host_rss_gib", "alloc_retries"):
+        values = [step[key] for step in made if key in step]
+        if values:
+            result[key] = max(values)
+    warm = made[WARM_UP_STEPS:]
+    if warm:
+        step_time_ms = statistics.median(step["step_time_ms"] for step in warm)
+        result["step_time_ms"] = step_time_ms
+        if "tokens" in warm[0]:  # images have none
+            result["tokens_per_s"] = warm[0]["tokens"] / step_time_ms * 1000
+    return result
+
+
+def conclude(folder: Path, outcome: int | None, output: str, max_steps: int) -> dict[str, Any]:
+    """What the child's end, its records and its own result come to. What was not measured is absent."""
+    own = folder / "result.json"
+    result: dict[str, Any] = json.loads(own.read_text()) if own.exists() else {}
+    if "refused" in result:
+        return {"status": "refused", "why": result["refused"]}
+    path = folder / "memory-rank0.jsonl"
+    records = read_records(path) if path.exists() else []  # a child may die before its training begins
+    made = steps(records)
+    found = {**judge(outcome, output, made, result.get("expected_steps", max_steps)), **result}
+    found |= {"phases": phase_peaks(made), "categories": categories_at_peak(made)}
+    for record in records:
+        if record["kind"] == "evaluate" and "peak_allocated_gib" in record:
+            found["evaluate_peak_allocated_gib"] = record["peak_allocated_gib"]
+        if record["kind"] == "run" and "load" in record.get("phases", {}):
+            found["load_peak_allocated_gib"] = record["phases"]["load"].get("peak_allocated_gib")
+    return {key: value for key, value in found.items() if value not in ({}, [], None)}
+
+
+def phase_peaks(made: Sequence[Mapping[str, Any]], kind: str = "peak_allocated_gib") -> dict[str, float]:
+    """The highest peak of each phase over the steps, GiB."""
+    peaks: dict[str, float] = {}
+    for step in made:
+        for phase, counters in step.get("phases", {}).items():
+            if kind in counters:
+                peaks[phase] = max(peaks.get(phase, 0.0), counters[kind])
+    return peaks
+
+
+def categories_at_peak(made: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What the peak of the highest step that was looked at closely is made of, GiB."""
+    looked = [step for step in made if "categories" in step and "peak_allocated_gib" in step]
+    return dict(max(looked, key=lambda step: step["peak_allocated_gib"])["categories"]) if looked else {}
+
+
 def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None) -> dict[str, Any]:
     """What one training came to, in a child process with no more than `cap_bytes` for the allocator."""
     setup: Setup = train["setup"]
@@ -294,10 +320,13 @@ def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None)
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job))
         if "deepspeed.config" in setup:
-            build_operators(setup["deepspeed.config"], on_cpu=on_cpu)
+            try:
+                _build_operators(setup["deepspeed.config"], on_cpu=on_cpu)
+            except MemkitError as error:
+                return {"status": "refused", "why": str(error)}
         environment = {key: str(value) for key, value in setup.section("environment").items()}
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if on_cpu else {}
-        outcome, output = run_child("predict", str(folder), environment, limit_s=case_limit_s(case))
+        outcome, output = _run_child(folder, environment, case_limit_s(case))
         found = conclude(folder, outcome, output, train["max_steps"])
         found |= _by_record(folder)
         if (folder / "history.json.gz").exists():
@@ -313,11 +342,13 @@ def _ran_script(case: Case, *, on_cpu: bool) -> dict[str, Any]:
         options = {"output_dir": folder, "max_steps": STEPS, "report_to": "none", "save_strategy": "no"}
         options |= {"per_device_train_batch_size": case.shape(on_cpu=on_cpu)[0], **case.arguments}
         options |= {"use_cpu": True} if on_cpu else {}
-        script = str(Path(__file__).with_name("gpu_script.py"))
-        command = [sys.executable, "-m", "hf_memkit", "run", script, "--predict", "--"]
-        for name, value in options.items():
-            command += [f"--{name}", str(value)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=case_limit_s(case))
+        own = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        script, *words = shlex.split(case.script) or [str(Path(__file__).with_name("gpu_script.py")), *own]
+        memkit = [sys.executable, "-m", "hf_memkit", "run", script, "--predict", "--records", folder, "--", *words]
+        try:
+            ran = subprocess.run(memkit, capture_output=True, text=True, timeout=case_limit_s(case))
+        except subprocess.TimeoutExpired:
+            return {"status": "failed", "why": f"stopped after {case_limit_s(case):.0f} s"}
         if ran.returncode != 0:
             tail = " | ".join(line for line in (ran.stdout + ran.stderr).splitlines()[-8:] if line.strip())
             return {"status": "failed", "why": f"exit code {ran.returncode}: {tail[-1500:]}"}
@@ -339,11 +370,7 @@ def _by_record(folder: Path) -> dict[str, Any]:
     """Reserved peaks of the phases, and what lay outside the allocator."""
     path = folder / "memory-rank0.jsonl"
     made = steps(read_records(path)) if path.exists() else []
-    reserved: dict[str, float] = {}
-    for step in made:
-        for phase, counters in step.get("phases", {}).items():
-            if "peak_reserved_gib" in counters:
-                reserved[phase] = max(reserved.get(phase, 0.0), counters["peak_reserved_gib"])
+    reserved = phase_peaks(made, "peak_reserved_gib")
     outside = [step["outside_allocator_gib"] for step in made if "outside_allocator_gib" in step]
     return {
         **({"phases_reserved": reserved} if reserved else {}),
@@ -383,31 +410,3 @@ def _at_the_edge(case: Case, prediction: Mapping[str, Any], train: Mapping[str, 
     first = runs["at_smallest_cap"]
     as_predicted = first["status"] == "fits" and runs["below"]["status"] == "does not fit"
     return {**first, "runs": runs, "cap_gib": cap / GIB, "below_share": BELOW, "as_predicted": as_predicted}
-
-
-def _calibrated(case: Case, *, on_cpu: bool) -> dict[str, Any]:
-    if on_cpu:
-        return {"status": "refused", "why": "there is no GPU whose libraries could be measured"}
-    folder = Path(tempfile.mkdtemp(prefix="memkit-benchmark-"))
-    try:
-        (folder / "job.json").write_text(json.dumps({"case": asdict(case)}))
-        outcome, output = run_child("predict", str(folder), {}, limit_s=case_limit_s(case))
-        result = folder / "result.json"
-        if not result.exists():
-            tail = " | ".join(line for line in output.splitlines()[-8:] if line.strip())
-            return {"status": "failed", "why": f"exit code {outcome}: {tail[-1500:]}"}
-        return {"status": "fits", **json.loads(result.read_text())}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def child(folder: str) -> int:
-    """The measured process."""
-    job = json.loads((Path(folder) / "job.json").read_text())
-    if job["case"]["kind"] == "calibrate":
-        from benchmarks import predict_calibrate
-
-        return predict_calibrate.run(Path(folder))
-    from benchmarks import predict_child
-
-    return predict_child.run(Path(folder), job)
