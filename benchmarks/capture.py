@@ -11,7 +11,7 @@ and from hour to hour (RAM, cores, disk, the folder) is pinned.
 
 | part | cases |
 |---|---|
-| recipes | every recipe × variant × GPU, `--dry-run --no-trace --json`; without a GPU; as text; exported |
+| recipes | every recipe × variant × GPU, `--dry-run --json`; without a GPU; as text; exported |
 | presets | every preset × model, `preset show` as JSON and as files |
 | deepspeed | every DeepSpeed preset × model, `ds copy` |
 | explain | every stored message of `tests/oom`, as JSON and as text |
@@ -54,7 +54,7 @@ def recipes() -> Iterator[Case]:
 
     for path in sorted((ROOT / "recipes").glob("*.yaml")):
         recipe = load_recipe(path.stem)
-        base = ["recipe", path.stem, "--ram", RAM, "--no-trace"]
+        base = ["recipe", path.stem, "--ram", RAM]
         for variant in (*recipe.variants, "auto"):
             for gpu in GPUS:
                 named = [*base, "--variant", variant, "--gpu", gpu]
@@ -75,7 +75,7 @@ def recipes() -> Iterator[Case]:
         yield f"asked/{name}.json", ["recipe", "gpt2-on-16gb", *more, "--ram", RAM, "--gpu", "16GB", *_SHOWN]
 
 
-_SHOWN: Final = ["--no-trace", "--dry-run", "--json"]
+_SHOWN: Final = ["--dry-run", "--json"]
 
 
 def presets() -> Iterator[Case]:

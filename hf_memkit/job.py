@@ -82,12 +82,12 @@ def process_row(processes: int = 1) -> Row:
 
 
 def gpu_shortage(ledger: Ledger, machine: Machine) -> list[str]:
-    """One line if the GPU has less than the ledger asks for."""
+    """One line if the GPU has less than the ledger asks for, which counts no activations: a bound from below."""
     gpu, device_bytes = machine.gpu, ledger.total_bytes("device")
     if gpu is None or device_bytes <= gpu.usable_bytes:
         return []
     return [
-        f"needs {format_gib(device_bytes)} on the GPU by formula; {gpu.name} leaves "
+        f"needs at least {format_gib(device_bytes)} on the GPU by formula, without activations; {gpu.name} leaves "
         f"{format_gib(gpu.usable_bytes)} after its context"
     ]
 

@@ -91,10 +91,10 @@ def resolve(
 
     Args:
         request: what was asked for, its arguments read.
-        judge: predicts a recipe's candidates, as for `hf_memkit.recipe.choose`; None: the sums of formulas decide.
+        judge: predicts a recipe's candidates, as for `hf_memkit.recipe.choose`; None: nobody asks whether it fits.
         recipe: the request's, where it has been read already.
         here: this machine, where it has been looked at already.
-        stored: whether the recipe's stored predictions are asked before the judge.
+        stored: whether the recipe's stored predictions are asked before the judge, or alone where that is None.
         runs: whether a recipe's setup will run here: of its variants those whose packages are missing are skipped.
         whole: whether a preset is meant to be trained, so that it needs a model, a batch and a length, and what was
             assumed of them is in its `notes`; otherwise it is resolved as far as it is known.
@@ -119,7 +119,7 @@ def resolve(
         return _resolve_preset(request, use_hub=use_hub), None
     from hf_memkit.presets.training import resolve_training
 
-    return resolve_training(request, trace=judge is not None), None
+    return resolve_training(request), None
 
 
 def preset(
@@ -192,7 +192,6 @@ def predict_recipe(
     ram: str | None = None,
     gpus: int | None = None,
     nodes: int = 1,
-    trace: bool = True,
 ) -> Prediction:
     """What a recipe will need on a GPU, which need not be here.
 
@@ -210,7 +209,6 @@ def predict_recipe(
         gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
         gpus: GPUs on each machine; None: the recipe's.
         nodes: machines.
-        trace: whether the training is traced; False: formulas only, at once.
 
     Raises:
         InputError: there is no such recipe, variant, model or GPU, or nothing can be said of it.
@@ -220,16 +218,15 @@ def predict_recipe(
     """
     from hf_memkit.own_arguments import read_trainer
     from hf_memkit.recipe.by_data import batches_of, judge_of
-    from hf_memkit.recipe.choose import predicted
 
     request = Request(
         recipe=name, variant=variant, model=model, data=data, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus,
         nodes=nodes, sequence_length=sequence_length, arguments=read_trainer(arguments)[0],
     )  # fmt: skip
     judge = judge_of(request)
-    setup, prediction = resolve(request, judge if trace else None)
-    prediction = prediction or (judge(setup) if trace else predicted(setup, trace=False))
-    batches = batches_of(judge, setup, prediction) if trace else None
+    setup, prediction = resolve(request, judge)
+    prediction = prediction or judge(setup)
+    batches = batches_of(judge, setup, prediction)
     said = [batches.said(prediction)] if batches is not None else []
     return prediction.with_notes(*said, f"variant {setup.preset}: {setup.why}")
 
@@ -267,15 +264,12 @@ def _resolve_recipe(
     else:
         machine = here.with_gpu(described_gpu(request.gpu, request.gpu_memory) or here.gpu)
         machine = machine.with_ram(parse_size(request.ram, "--ram")) if request.ram else machine
-    if judge is not None:
+    if judge is not None and not stored:
         shared_worker().start()  # while the model is looked at here, it loads its libraries
-    from hf_memkit.recipe.choose import choose
-    from hf_memkit.recipe.predictions import chosen_beforehand
+    from hf_memkit.recipe.choose import choose, stored_or, unjudged
 
-    use_hub = hub_reachable()
-    if stored and (found := chosen_beforehand(recipe, machine, request, use_hub=use_hub, runs=runs)):
-        return found, None
-    return choose(recipe, machine, request, use_hub=use_hub, judge=judge, runs=runs)
+    judge = stored_or(judge, recipe) if stored else judge or unjudged
+    return choose(recipe, machine, request, use_hub=hub_reachable(), judge=judge, runs=runs)
 
 
 def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:

@@ -113,7 +113,7 @@ class Setup:
     Attributes:
         preset: the preset's name, which is also the variant's.
         settings: every choice, keys unique, in the order they were made.
-        ledger: the bytes that these choices need, by formula.
+        ledger: the bytes that these choices need, whatever the batch.
         problems: why this setup cannot run on the machine it was resolved for; empty if it can.
         notes: what a person should know before starting it.
         techniques: names of the techniques that made it, in the order in which they were applied.

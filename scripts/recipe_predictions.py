@@ -19,7 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the recipes' own config values, 
 from hf_memkit import resources
 from hf_memkit.errors import InputError, MemkitError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
-from hf_memkit.recipe.choose import choose, predicted
+from hf_memkit.prediction import predict
+from hf_memkit.recipe.choose import choose
 from hf_memkit.recipe.predictions import FILE, StoredPrediction, checksum, stored
 from hf_memkit.recipe.schema import Recipe, Variant, load_recipe
 from hf_memkit.request import Request
@@ -88,12 +89,11 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, gpu: Gp
     request = Request(variant=name, gpus=recipe.gpus, output="run")
     only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
     alone = recipe.model_copy(update={"variants": {name: only}})
-    judge = predicted if variant.solve_for is not None else None
     try:
-        setup, found = choose(alone, machine, request, use_hub=False, judge=judge)
+        setup, found = choose(alone, machine, request, use_hub=False)
         if not gpu.bf16 and _computes_in_bf16(setup):
             return None
-        found = found or predicted(setup)
+        found = found or predict(setup)
     except MemkitError as error:
         raise InputError(str(error)) from error
     return StoredPrediction(

@@ -100,14 +100,6 @@ def predict(
     args: Args = None,
     settings: Set = None,
     technique: Technique = None,
-    no_trace: Annotated[
-        bool,
-        typer.Option(
-            "--no-trace",
-            help="Predict by formula alone (causal language models): instant, far less accurate.",
-            rich_help_panel=MORE,
-        ),
-    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MORE)
     ] = False,
@@ -155,7 +147,7 @@ def predict(
         refuse_beside_a_script(
             model=model, preset=preset, recipe=recipe, variant=variant != "auto", data=data, batch_size=batch_size,
             sequence_length=sequence_length, accumulation=accumulation, args=args, set=settings, technique=technique,
-            no_trace=no_trace, trust_remote_code=trust_remote_code,
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
@@ -187,24 +179,21 @@ def predict(
     from hf_memkit.recipe.by_data import batches_of, judge_of
 
     judge = judge_of(request)
-    setup, prediction = _resolved(request, loaded, None if no_trace else judge)
-    if prediction is None and data is not None and not no_trace:
-        prediction = judge(setup)
-    elif prediction is None:
+    setup, prediction = _resolved(request, loaded, judge)
+    if prediction is None and loaded is None:
         from hf_memkit.prediction import predict as predict_setup
 
-        prediction = predict_setup(setup, trace=not no_trace, trust_remote_code=trust_remote_code)
-    batches = None if no_trace or loaded is None else batches_of(judge, setup, prediction)
+        prediction = predict_setup(setup, trust_remote_code=trust_remote_code)
+    prediction = prediction or judge(setup)
+    batches = batches_of(judge, setup, prediction) if loaded is not None else None
     prediction = prediction.with_notes(*setup.warnings, *setup.notes)
     fails = prediction.verdict == "does not fit"
 
     def instead() -> NextSetup | NextVariant | None:
         if not fails:
             return None
-        if loaded is not None and no_trace:
-            return next_variant(loaded, setup, trace=False, judge=judge)
         if loaded is not None:
-            found = functools.partial(next_variant, loaded, setup, trace=True, judge=judge)
+            found = functools.partial(next_variant, loaded, setup, judge=judge)
             return searched(found, "the next variant that does")
         if prediction.confidence.level != "trace" or not prediction.lacks_room:
             return None
@@ -309,13 +298,18 @@ def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -
     return recipe, read_own(request, settings or (), recipe=recipe)
 
 
-def _resolved(request: Request, recipe: Recipe | None, judge: Judge | None) -> tuple[Setup, Prediction | None]:
+def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Setup, Prediction | None]:
     """The setup, whose notes say what was assumed; and its prediction, if it was chosen by one that was made now."""
+    from hf_memkit.recipe.choose import stored_or
+    from hf_memkit.recipe.predictions import is_stored
     from hf_memkit.resolve import resolve
 
-    setup, prediction = resolve(request, judge, recipe=recipe, stored=request.data is None)
+    choosing = judge if recipe is None or request.data is not None else stored_or(judge, recipe)
+    setup, prediction = resolve(request, choosing, recipe=recipe)
     if recipe is None:
         return setup, prediction
+    if prediction is not None and is_stored(prediction):  # which chose it; what is shown is traced here
+        prediction = None
     warnings = (
         f"variant {setup.preset} {problem}"
         for problem in setup.problems

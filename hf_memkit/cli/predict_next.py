@@ -59,26 +59,24 @@ class NextSetup:
 
 @dataclass(frozen=True, slots=True)
 class NextVariant:
-    """A variant of the recipe that is predicted to fit, by a trace or else by formula."""
+    """A variant of the recipe that is predicted to fit."""
 
     variant: str
-    traced: bool = True
 
     def __str__(self) -> str:
-        how = "which is predicted to fit" if self.traced else "which fits or is tight, estimated by formula"
-        return f"--variant {self.variant}, {how}"
+        return f"--variant {self.variant}, which is predicted to fit"
 
     def to_json(self) -> dict[str, Any]:
-        return {"variant": self.variant, "basis": "prediction" if self.traced else "formula"}
+        return {"variant": self.variant, "basis": "prediction"}
 
 
-def next_variant(recipe: Recipe, setup: Setup, *, trace: bool, judge: Judge) -> NextVariant | None:
+def next_variant(recipe: Recipe, setup: Setup, *, judge: Judge) -> NextVariant | None:
     """The next variant of the recipe that `judge` predicts to fit; None where there is none."""
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import nearest_that_fits
 
-    name = nearest_that_fits(recipe, setup, use_hub=hub_reachable(), trace=trace, judge=judge)
-    return NextVariant(name, trace) if name is not None else None
+    name = nearest_that_fits(recipe, setup, use_hub=hub_reachable(), judge=judge)
+    return NextVariant(name) if name is not None else None
 
 
 def next_setup(nearest: Callable[[], Judged | None]) -> NextSetup | None:

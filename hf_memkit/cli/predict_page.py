@@ -66,8 +66,7 @@ def write_page(
 
 
 def _tiles(prediction: Prediction, target: Target) -> Iterator[tuple[str, str]]:
-    most = "at least" if prediction.confidence.level == "formula" else "at most"
-    yield f"Takes {most}", f"{target.needs_gib:.2f} GiB"
+    yield "Takes at most", f"{target.needs_gib:.2f} GiB"
     if target.capacity_gib is not None:
         yield "The GPU has", f"{target.capacity_gib:.2f} GiB"
     yield "Peak allocated", f"{target.peak_gib:.2f} GiB"

@@ -115,9 +115,8 @@ def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
 def answer(prediction: Prediction, change: Sequence[str] = (), *, short: bool = False) -> list[Text]:
     """The verdict, warnings under it, and what to change."""
     verdict = prediction.verdict or "no verdict"
-    how = ", estimated by formula" if prediction.verdict and prediction.confidence.level == "formula" else ""
     why, *change = (text(line, _SHORT_ANSWER) if short else line for line in (prediction.why, *change))
-    first = Text.assemble((verdict.upper(), _COLOURS.get(verdict, "bold")), f"{how}: {why}.")
+    first = Text.assemble((verdict.upper(), _COLOURS.get(verdict, "bold")), f": {why}.")
     return [first, *warnings(prediction.warnings, short=short), *map(Text, change)]
 
 
@@ -213,11 +212,10 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
     outside = size_text(prediction.outside_allocator_bytes)
-    beyond = " at least" if prediction.confidence.level == "formula" else ""
     return {
-        "reserved": f"{_range(low, high)}{beyond}; with {outside} outside the allocator (context, libraries): "
+        "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
-        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}{beyond}: with less, training runs out of memory",
+        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory",
         "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
         f"disk {size_text(prediction.disk_bytes)}",
     }

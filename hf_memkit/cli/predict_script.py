@@ -108,7 +108,6 @@ _NO_PLACE: Final = {
     "recipe": "Omit the recipe or the script",
     "variant": "Only recipes have variants; omit it",
     "data": "The script reads its own data; omit it",
-    "no_trace": "A script is always traced; omit it",
 }
 
 

@@ -86,7 +86,8 @@ def list_presets(
 
 
 @app.command(
-    cls=InEnvironment, help="Show every setting of a preset with its reason; with --model, its memory by formula."
+    cls=InEnvironment,
+    help="Show every setting of a preset with its reason; with --model, its bytes and the batch that fits.",
 )
 def show(
     name: Name,
@@ -198,10 +199,18 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
     job = setup.resolved_for
     if names and job.model is None:
         raise without
+    if job.model is not None and job.machine.gpu is not None and not setup.problems and not _is_traced(setup):
+        asked = f"memkit predict --model {job.model.name} --preset {request.preset}"
+        setup = setup.with_notes(f"whether this batch fits is not predicted: {asked}")
     if job.model is not None and job.machine.gpu is None:
         note = "this machine has no GPU and none is named (--gpu): assuming one with bf16, of any size"
         setup = setup.with_notes(note)
     return setup
+
+
+def _is_traced(setup: Setup) -> bool:
+    """Whether a size was solved for: only then the ledger has activations on the GPU."""
+    return any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
 
 
 def _folder(path: str) -> str:

@@ -93,14 +93,6 @@ def recipe(
         bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
     ] = False,
     short: Short = False,
-    no_trace: Annotated[
-        bool,
-        typer.Option(
-            "--no-trace",
-            help="Predict by formula alone (causal language models): instant, far less accurate.",
-            rich_help_panel=MORE,
-        ),
-    ] = False,
     random_weights: Annotated[
         bool,
         typer.Option(
@@ -151,7 +143,6 @@ def recipe(
         overwrite=overwrite,
         dry_run=dry_run,
         short=short,
-        no_trace=no_trace,
         random_weights=random_weights,
         export=export,
         as_json=as_json,
@@ -164,7 +155,7 @@ def recipe(
 
 _OF_ONE_RECIPE = (
     "model", "data", "max_steps", "sequence_length", "output", "nvme_path", "gpus", "nodes", "node_rank",
-    "master_addr", "master_port", "setting", "resume", "overwrite", "dry_run", "short", "no_trace",
+    "master_addr", "master_port", "setting", "resume", "overwrite", "dry_run", "short",
     "random_weights", "export",
 )  # fmt: skip
 

@@ -148,7 +148,7 @@ def _opened(
     if not overwrite:
         refuse_used(job.output)
     _refuse_mistakes(job)
-    return _with_prediction(job, recipe, options, prediction, judge)
+    return _with_prediction(job, recipe, prediction, judge)
 
 
 def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
@@ -157,13 +157,12 @@ def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Predi
     from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import next_variant
     from hf_memkit.recipe.by_data import batches_of
-    from hf_memkit.recipe.choose import predicted
     from hf_memkit.recipe.run import mistakes_of_target
 
     target = job.target or job.setup
-    trace, mistakes = not options.no_trace, mistakes_of_target(target)
-    prediction = prediction or (judge(target) if trace else predicted(target, trace=False))
-    batches = batches_of(judge, target, prediction) if trace else None
+    mistakes = mistakes_of_target(target)
+    prediction = prediction or judge(target)
+    batches = batches_of(judge, target, prediction)
     if options.as_json:
         beside = {
             "checks": [mistake.to_json() for mistake in mistakes],
@@ -173,7 +172,7 @@ def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Predi
         print(json.dumps({**_resolved_json(recipe, target), **job.to_json(), **beside}, indent=2))
         return 0
     fails = prediction.verdict == "does not fit"
-    instead = next_variant(recipe, target, trace=trace, judge=judge) if fails else None
+    instead = next_variant(recipe, target, judge=judge) if fails else None
     render.setup(recipe, target, job, mistakes, prediction, instead, batches, short=options.short)
     return 0
 
@@ -194,35 +193,25 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
     }
 
 
-def _with_prediction(
-    job: RecipeRun,
-    recipe: Recipe,
-    options: RunOptions,
-    prediction: Prediction | None = None,
-    judge: Judge | None = None,
-) -> RecipeRun:
+def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | None, judge: Judge) -> RecipeRun:
     """The run with its prediction, which is told before the model is loaded if it says that the GPU is too small.
 
-    A rehearsal, which runs on a CPU, has that of its target, at once: traced beforehand, or by formula. What cannot be
-    predicted is not in the way of a run. `prediction`: what the setup was chosen by, if it was.
+    A rehearsal, which runs on a CPU, has that of its target, where it is known at once. What cannot be predicted is
+    not in the way of a run. `prediction`: what the setup was chosen by, if it was.
     """
     from hf_memkit.cli import render
     from hf_memkit.errors import MemkitError
     from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.choose import nearest_that_fits, predicted
+    from hf_memkit.recipe.choose import nearest_that_fits
 
     if job.target is not None:
-        with contextlib.suppress(MemkitError):  # by no formula either
-            found = prediction or _at_once(recipe, job.target)
-            job = replace(job, target_prediction=_of_target(found, job.target.resolved_for.machine))
-        return job
-    trace = not options.no_trace
+        if prediction is None:
+            return job
+        return replace(job, target_prediction=_of_target(prediction, job.target.resolved_for.machine))
     try:
-        prediction = prediction or predicted(job.setup, trace=trace)
+        prediction = prediction or judge(job.setup)
         if prediction.verdict == "does not fit":
-            other = nearest_that_fits(
-                recipe, job.setup, use_hub=hub_reachable(), trace=trace, judge=judge or predicted
-            )
+            other = nearest_that_fits(recipe, job.setup, use_hub=hub_reachable(), judge=judge)
             instead = f"; predicted to fit: --variant {other}" if other else "; no later variant is predicted to fit"
             render.say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
     except MemkitError as error:
@@ -237,21 +226,6 @@ def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
     plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
     about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
     return {**prediction.to_json(), **about, "gpu_verdict": prediction.judged(plenty).verdict}
-
-
-def _at_once(recipe: Recipe, target: Setup) -> Prediction:
-    """The prediction of a setup that needs no trace now.
-
-    Raises:
-        InputError: nothing can be said of it by formula.
-    """
-    from hf_memkit.recipe.choose import predicted
-    from hf_memkit.recipe.predictions import predicted_beforehand
-
-    try:
-        return predicted_beforehand(recipe, target)
-    except InputError:
-        return predicted(target, trace=False)
 
 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FLAGS = {"setting": "--set", "as_json": "--json"}
 _OPTIONS = (
     "variant", "model", "data", "gpu", "gpu_memory", "ram", "max_steps", "sequence_length", "output", "nvme_path",
-    "setting", "resume", "overwrite", "dry_run", "short", "export", "no_trace", "random_weights", "as_json",
+    "setting", "resume", "overwrite", "dry_run", "short", "export", "random_weights", "as_json",
 )  # fmt: skip
 """Those that every process is given; where they run is told them by their launcher."""
 
@@ -49,7 +49,6 @@ class RunOptions:
     dry_run: bool = False
     short: bool = False
     export: str | None = None
-    no_trace: bool = False
     random_weights: bool = False
     as_json: bool = False
 
@@ -187,7 +186,9 @@ def resolved_run(
     options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
     """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
-    without; the prediction of `judge` that it was chosen by, None if it was chosen by formula).
+    without; the prediction that it was chosen by, None where it could not be predicted).
+
+    Stored predictions come first, unless the data decides. A rehearsal goes by them alone: it starts at once.
 
     Raises:
         DoesNotFitError: no variant fits, or the GPU that is described is more than the one that is here.
@@ -201,20 +202,20 @@ def resolved_run(
     rehearsed = rehearses(options, here)
     gpus = max(place.gpus, recipe.gpus) if rehearsed else place.gpus
     request = replace(request, gpus=gpus, nodes=place.nodes)
-    by_formula = options.no_trace or (rehearsed and not options.dry_run)
-    beforehand = by_formula and rehearsed
+    at_once = rehearsed and not options.dry_run
+    stored = at_once or request.data is None
     described = described_gpu(request.gpu, request.gpu_memory)
     runs = not options.shown_only or (options.dry_run and described is None)
     try:
         setup, prediction = resolve(
-            request, None if by_formula else judge, recipe=recipe, here=here, stored=beforehand, runs=runs
+            request, None if at_once else judge, recipe=recipe, here=here, stored=stored, runs=runs
         )
     except DoesNotFitError:
-        if not beforehand:
+        if not at_once:
             raise
         # A rehearsal needs next to nothing: what stands in the target's way is told.
         first = replace(request, variant=next(iter(recipe.variants)))
-        setup, prediction = resolve(first, recipe=recipe, here=here)
+        setup, prediction = resolve(first, recipe=recipe, here=here, stored=True)
         why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
         setup = replace(setup, why=why)
     if here.gpu is not None and described is not None and not options.shown_only:

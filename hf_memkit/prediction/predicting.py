@@ -1,7 +1,7 @@
 """`predict`: a setup → its prediction. The best way that works here is taken, and which one it was is said.
 
 ```
-trace on fake CUDA tensors ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
+trace on fake CUDA tensors ── fails ──> trace on fake CPU tensors ── fails ──> refused, with both reasons
         │                                  │
         └──────── allocator replay ────────┘
 ```
@@ -39,22 +39,19 @@ from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.resources import documentation
 from hf_memkit.setup import Setup
-from hf_memkit.techniques import ledger as formulas
+from hf_memkit.techniques import ledger as sums
 from hf_memkit.techniques.allocator import VARIABLE
-from hf_memkit.terms import CATEGORIES, Phase
+from hf_memkit.terms import CATEGORIES
 from hf_memkit.train import missing_package
 from hf_memkit.zero.ledger import zero_ledger
 
 
-def predict(
-    setup: Setup, *, trace: bool = True, trust_remote_code: bool = False, usual: Setup | None = None
-) -> Prediction:
+def predict(setup: Setup, *, trust_remote_code: bool = False, usual: Setup | None = None) -> Prediction:
     """Bytes that a training needs, by phase and category, and whether the machine has them.
 
     Args:
         setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there. Of its job
             come the model's shapes (None: only a trace can tell) and the machine (without a GPU: no verdict).
-        trace: whether a real Trainer is traced; False: formulas only, at once.
         trust_remote_code: whether code that comes with the model may be run, in the child process.
         usual: the same setup with the lengths of a usual batch, where `setup` has those of the worst: it is traced
             after two steps of that. None: all batches are alike.
@@ -64,14 +61,14 @@ def predict(
         NoKernel: the GPU refuses an operation of it, so that it does not train.
         ValueError: the setup has no job.
     """
-    found = _predicted(setup, trace=trace, trust_remote_code=trust_remote_code, usual=usual)
+    found = _predicted(setup, trust_remote_code=trust_remote_code, usual=usual)
     model = setup.sized_job.model
     fp16 = setup.get("arguments.fp16")
     overflow = overflow_in_fp16(model.config.get("model_type")) if model is not None and fp16 else ""
     return found.with_warnings(emulated_by_setup(setup), overflow)
 
 
-def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Setup | None) -> Prediction:
+def _predicted(setup: Setup, *, trust_remote_code: bool, usual: Setup | None) -> Prediction:
     job = setup.sized_job
     model = job.model
     _refuse_impossible(setup, job)
@@ -82,39 +79,31 @@ def _predicted(setup: Setup, *, trace: bool, trust_remote_code: bool, usual: Set
     ledger = _ledger(setup, job)
     notes: list[str] = []
     failures: list[TraceFailed] = []
-    if trace and is_split(setup) and ledger is None:
+    if is_split(setup) and ledger is None:
         raise InputError(
             "deepspeed: what it splits is known only for causal language models of transformers; predict without it, "
             "or predict the script: memkit predict train.py"
         )
-    if trace:
-        request = script_request(SETUP_SCRIPT, job.machine, os.environ, gpus=job.gpus, nodes=job.nodes)
-        training = _training(setup, job, usual, trust_remote_code=trust_remote_code)
-        for device in _devices(notes):
-            try:
-                found = trace_setup(shared_worker(), training, replace(request, device=device))
-            except TraceFailed as failure:
-                if failure.kind == NoKernel.__name__:
-                    raise NoKernel(str(failure)) from failure
-                if failure.refused and (model is None or _is_the_users(failure)):
-                    raise InputError(str(failure)) from failure
-                failures.append(failure)
-                if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
-                    notes.append(f"not traced: a trace needs {missing}")
-                    break
-                notes.append(f"not traced on {_ON[device]}: {failure}")
-                continue
-            trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
-            return from_trace(found, device, setup, job, ledger, notes, trainer=trainer)
-    if len(failures) > 1 and _is_the_users(failures[-1]):
-        # The real Trainer fails at it on both devices: no formula makes that a training.
+    request = script_request(SETUP_SCRIPT, job.machine, os.environ, gpus=job.gpus, nodes=job.nodes)
+    training = _training(setup, job, usual, trust_remote_code=trust_remote_code)
+    for device in _devices(notes):
+        try:
+            found = trace_setup(shared_worker(), training, replace(request, device=device))
+        except TraceFailed as failure:
+            if failure.kind == NoKernel.__name__:
+                raise NoKernel(str(failure)) from failure
+            if failure.refused and (model is None or _is_the_users(failure)):
+                raise InputError(str(failure)) from failure
+            if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
+                raise InputError(f"a trace needs {missing}") from failure
+            failures.append(failure)
+            notes.append(f"not traced on {_ON[device]}: {failure}")
+            continue
+        trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
+        return from_trace(found, device, setup, job, ledger, notes, trainer=trainer)
+    if len(failures) > 1 and _is_the_users(failures[-1]):  # the real Trainer fails at it on both devices
         raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
-    if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
-        raise InputError(
-            "; ".join(notes)
-            or "--no-trace: without a trace only causal language models of transformers can be predicted; omit it"
-        )
-    return _from_formulas(ledger, job, notes)
+    raise InputError("; ".join(notes))
 
 
 _MOST_TOKENS: Final = 2**24
@@ -189,7 +178,7 @@ def _ledger(setup: Setup, job: Job) -> Ledger | None:
     """The setup's own ledger, or one computed for it; None where neither it nor the model's shapes are known."""
     if setup.ledger.rows or job.model is None:
         return setup.ledger if setup.ledger.rows else None
-    rows = formulas.rows(replace(setup, job=job))
+    rows = sums.rows(replace(setup, job=job))
     if is_split(setup):
         config = setup["deepspeed.config"]
         held = zero_ledger(
@@ -295,28 +284,3 @@ def from_trace(
 def _times_made(trace: Trace) -> int:
     """How often the same gradients were made: once an optimizer step."""
     return sum(1 for _, _, phase in trace.spans() if phase == "optimizer")
-
-
-def _from_formulas(ledger: Ledger, job: Job, notes: list[str]) -> Prediction:
-    peak = ledger.total_bytes("device")
-    phase: Phase = ledger.peak_phase("device") or "backward"
-    held = [row for row in ledger.rows if row.place == "device" and row.phase in (None, phase)]
-    categories = {name: sum(row.size_bytes for row in held if row.category == name) for name in CATEGORIES}
-    gpu = job.machine.gpu
-    return Prediction(
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=(peak, peak),
-        outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
-        smallest_cap_bytes=peak,
-        phases={phase: (peak, None)},
-        categories=categories,
-        peak_phase=phase,
-        peak_operation="",
-        peak_module="",
-        confidence=Confidence("formula", "the formulas of the ledger, without a trace"),
-        source="hf_memkit.ledger",
-        host_rss_bytes=ledger.total_bytes("host"),
-        pinned_bytes=ledger.total_bytes("pinned"),
-        disk_bytes=ledger.total_bytes("disk"),
-        notes=tuple(notes),
-    ).judged(job.machine)

@@ -1,4 +1,4 @@
-"""What a setup will need before it is run. In: what a trace and a replay, or formulas, gave. Out: plain data.
+"""What a setup will need before it is run. In: what a trace and a replay gave. Out: plain data.
 
 `Prediction(…).judged(machine)` adds the verdict. The JSON has the names of docs/design.md, "A prediction".
 """
@@ -53,8 +53,7 @@ class Prediction:
         peak_reserved_bytes: lowest and highest of what the allocator takes from the driver: the order of frees, which
             decides it, differs from run to run.
         outside_allocator_bytes: what the process holds on the GPU beside the allocator: CUDA context, NCCL.
-        smallest_cap_bytes: the least that the allocator may be given; it frees its cache before it fails. By formula:
-            the peak allocated, which no cap can be below.
+        smallest_cap_bytes: the least that the allocator may be given; it frees its cache before it fails.
         phases: peaks of each phase that was modelled.
         categories: what the peak is made of; all categories, adding up to `peak_allocated_bytes`.
         peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty where no trace says.
@@ -165,8 +164,7 @@ class Prediction:
         """The verdict and its reason, or that no GPU is known."""
         if self.verdict is None:
             return "NO VERDICT: no GPU is known"
-        how = ", estimated by formula" if self.confidence.level == "formula" else ""
-        return f"{self.verdict.upper()}{how}: {self.why}"
+        return f"{self.verdict.upper()}: {self.why}"
 
     @property
     def peak(self) -> str:

@@ -21,28 +21,24 @@ from typing import Any, Final, Literal, Self, get_args
 from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.units import MIB, format_size
 
-Level = Literal["trace", "cpu trace", "formula"]
-"""What the numbers were computed from: a trace on fake CUDA tensors, one on fake CPU tensors (CPU's kernels and
-autocast rules), or the formulas of the ledger alone."""
+Level = Literal["trace", "cpu trace"]
+"""What the numbers were computed from: a trace on fake CUDA tensors, or one on fake CPU tensors (CPU's kernels and
+autocast rules)."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 
 SLACK_SHARE: Final[dict[Level, tuple[float, float]]] = {
     "trace": (0.05, 0.05),
     "cpu trace": (0.10, 0.10),
-    "formula": (0.10, 0.30),
 }
 """Shares of the smallest cap and of the reserved bytes that a verdict adds to them:
 
 * trace: 5 %, the worst error that is accepted of a predicted peak; what `CONTEXT_SLACK_BYTES` is fitted beside.
 * cpu trace: other kernels, another attention, other autocast lists; assumed. torch accepts ±10 % for its own tracker
   of traced steps against CUDA (pytorch: test/distributed/_tools/test_mem_tracker.py, `delta=0.1`).
-* formula: the large terms only, and no replay of the allocator, whose segments took up to a quarter more than was
-  allocated in traced steps of small models, with the trace's 5 % on top; assumed. Where the GPU is full, the
-  allocator makes do with little more than what is allocated.
 """
 
-CONTEXT_SLACK_BYTES: Final[dict[Level, int]] = {"trace": 200 * MIB, "cpu trace": 200 * MIB, "formula": 100 * MIB}
+CONTEXT_SLACK_BYTES: Final[dict[Level, int]] = {"trace": 200 * MIB, "cpu trace": 200 * MIB}
 """The CUDA context is assumed at 500 MiB (`hardware.CONTEXT_BYTES`) and grows in training, as libraries load kernels
 when they are first used. Of traces: the least multiple of 50 MiB with which 95 % of the fitting half's trainings are
 covered, `fitted_slack_mib` in benchmarks/published_summary.py, which a test compares with this."""
@@ -194,13 +190,6 @@ def _gpu(
             "fits",
             f"the allocator takes at most {format_size(reserved)} ({format_size(most)} with "
             f"{confidence.reserved_slack}); {available}{slow if is_full else ''}",
-        )
-    if least <= usable and confidence.level == "formula":
-        return Judgement(
-            "tight",
-            f"{available}; by formula it needs {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}, "
-            f"{format_size(most)} with {confidence.reserved_slack} for what the allocator adds); only a trace can "
-            f"decide",
         )
     if least <= usable:
         return Judgement(

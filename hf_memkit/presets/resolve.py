@@ -6,17 +6,19 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hf_memkit.checks import Problem
 from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, DEFAULT_NVME, Job
 from hf_memkit.models import describe, hub_reachable, refuse_absent
 from hf_memkit.own_arguments import is_field, wrong_counts
+from hf_memkit.prediction import predict
 from hf_memkit.presets.compose import apply_preset, compose, leave_out_impossible
 from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.own import settle
 from hf_memkit.presets.setup import mistakes_of
 from hf_memkit.presets.sharing import share_among_processes
-from hf_memkit.presets.sizes import Sizes, solve
+from hf_memkit.presets.sizes import Judge, Sizes, solve
 from hf_memkit.request import Request, refuse_below_one, refuse_too_long
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES, wrong_value
@@ -53,7 +55,8 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
 
 
 def preset_for(job: Job, request: Request) -> Setup:
-    """The preset that was asked for, for a job whose model and machine are known.
+    """The preset that was asked for, for a job whose model and machine are known; where the preset wants a size, up
+    to three are traced.
 
     Raises:
         SettingError: as `resolve_preset`.
@@ -66,34 +69,49 @@ def preset_for(job: Job, request: Request) -> Setup:
         settled, replaced = settle(setup, own)
         return dataclasses.replace(settled, replaced=replaced)
 
-    def build(left_out: Mapping[str, str]) -> Setup:
-        def of_sizes(sizes: Sizes) -> Setup:
-            sized = dataclasses.replace(
-                job,
-                micro_batch_size=sizes.micro_batch,
-                accumulation=sizes.accumulation,
-                sequence_length=sizes.sequence_length,
-            )
-            # The user's own come before the ledger: what fits is computed with them.
-            setup = apply_preset(name, sized, techniques, left_out=left_out, change=with_own)
-            return sizes.put(share_among_processes(dataclasses.replace(setup, request=request), sized))
+    def of_sizes(sizes: Sizes) -> Setup:
+        sized = dataclasses.replace(
+            job,
+            micro_batch_size=sizes.micro_batch,
+            accumulation=sizes.accumulation,
+            sequence_length=sizes.sequence_length,
+        )
 
-        setup = solve(
+        def build(left_out: Mapping[str, str]) -> Setup:
+            # The user's own come before the ledger: what it counts is computed with them.
+            setup = apply_preset(name, sized, techniques, left_out=left_out, change=with_own)
+            setup = sizes.put(share_among_processes(dataclasses.replace(setup, request=request), sized))
+            return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
+
+        return leave_out_impossible(name, techniques, build)
+
+    def solved(judge: Judge | None) -> Setup:
+        return solve(
             of_sizes,
             job,
             solves_for=next((p.solves_for for p in parts if p.solves_for != "micro-batch"), "micro-batch"),
             global_batch_size=request.global_batch_size,
             sequence_length=request.sequence_length,
             own=own,
+            judge=judge,
         )
-        return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
 
-    setup = leave_out_impossible(name, techniques, build)
-    mistakes, lacks = mistakes_of(setup)
+    _refuse_mistakes(solved(None))  # before anything is traced
+    setup = solved(predict)
+    hints = _refuse_mistakes(setup)
+    return setup.with_notes(*(f"Hint: {problem}" for problem in hints)).with_problems(map(str, mistakes_of(setup)[1]))
+
+
+def _refuse_mistakes(setup: Setup) -> list[Problem]:
+    """The mistakes that refuse nothing.
+
+    Raises:
+        SettingError: those that do.
+    """
+    mistakes, _ = mistakes_of(setup)
     if refused := [str(problem) for problem in mistakes if problem.refuses]:
         raise SettingError("\n".join(refused))
-    hints = [f"Hint: {problem}" for problem in mistakes]
-    return setup.with_notes(*hints).with_problems(map(str, lacks))
+    return mistakes
 
 
 def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) -> None:

@@ -1,14 +1,25 @@
-"""The batch and the sequence of a preset: exactly what was asked for, and as much at once as the ledger says fits."""
+"""The batch and the sequence of a preset: exactly what was asked for, and as much at once as a trace shows to fit.
+
+Memory grows almost linearly with the batch and, where no attention scores are kept, with the length. One small size is
+traced, a second that follows from it, and a third that follows from both. Of these the largest that fits is taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from hf_memkit.job import Job
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine
+from hf_memkit.job import Job, gpu_shortage
+from hf_memkit.ledger import Row
+from hf_memkit.prediction import Prediction
+from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.batch import micro_batches, split_batch
+from hf_memkit.terms import Category
 
 SEQUENCE_MULTIPLE: Final = 64
 """A sequence that is solved for is a multiple of this: what tensor cores of an A100 like (NVIDIA, "Matrix
@@ -17,7 +28,18 @@ Multiplication Background User's Guide", 16-bit data: multiples of 64 elements).
 LARGEST_BATCH: Final = 4096
 LONGEST_SEQUENCE: Final = 1 << 20
 
-_NOTHING_FITS: Final = "the smallest possible, which does not fit by formula"
+MOST_TRACES: Final = 3
+
+_SURE: Final = 0.96
+"""What a size that is not traced yet may fill of the GPU: the allocator's share beside the tensors grows with them."""
+
+_FROM_TRACES: Final[tuple[Category, ...]] = ("activations", "loss")
+"""What the ledger has from traces alone."""
+
+_PERHAPS: Final = 1.1
+"""A size that is expected to need up to this share of the GPU is worth the trace that is left."""
+
+Judge = Callable[[Setup], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +64,31 @@ class Sizes:
         return setup
 
 
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest size that was traced and fits, else the smallest that was tried; `prediction`: of that size, None
+    where nothing could be traced; `why` says what was traced."""
+
+    size: int
+    why: str
+    prediction: Prediction | None
+
+    def added_to(self, setup: Setup) -> Setup:
+        """The setup with what the trace shows: what grows with the batch, and that it does not fit."""
+        found = self.prediction
+        if found is None:
+            return setup
+        how = f"{found.confidence.level}, at the peak"
+        rows = [
+            Row("device", name, "by a trace, at its peak", found.categories[name], how, found.peak_phase)
+            for name in _FROM_TRACES
+            if found.categories[name]
+        ]
+        setup = setup.with_rows(*rows)
+        problem = f"is predicted {found.verdict}: {found.why}".replace("predicted does not", "predicted not to")
+        return setup if fits(found, setup.resolved_for.machine) else setup.with_problems([problem])
+
+
 def solve(
     build: Callable[[Sizes], Setup],
     job: Job,
@@ -50,6 +97,7 @@ def solve(
     global_batch_size: int | None,
     sequence_length: int | None,
     own: Mapping[str, Any],
+    judge: Judge | None,
 ) -> Setup:
     """The setup with the sizes that fit.
 
@@ -60,6 +108,7 @@ def solve(
         global_batch_size: sequences an optimizer step, all processes together.
         sequence_length: what was asked for.
         own: the user's fields of TrainingArguments.
+        judge: traces a setup; None: nothing is solved for.
 
     Raises:
         SettingError: the batch does not come out exactly; names the nearest choices.
@@ -67,67 +116,120 @@ def solve(
     length, why_length = job.sequence_length, "asked for"
     if sequence_length is None:
         why_length = "assumed: none was given" if job.model is not None else ""
-    known = job.model is not None and job.machine.gpu is not None
+    solved: Largest | None = None
 
-    def fits(sizes: Sizes) -> bool:
-        setup, gpu = build(sizes), job.machine.gpu
-        return gpu is not None and setup.ledger.total_bytes("device") <= gpu.usable_bytes
+    def largest(choices: Sequence[int], start: int, sizes: Callable[[int], Sizes]) -> Largest:
+        assert judge is not None
+        if gpu_shortage(build(sizes(choices[0])).ledger, job.machine):
+            return Largest(choices[0], "the smallest: it cannot fit, whatever activations take", None)
+        ask = judge
+        return find_largest(choices, start, lambda size: ask(build(sizes(size))), job.machine)
 
+    known = judge is not None and job.model is not None and job.machine.gpu is not None
     micro = int(own.get("per_device_train_batch_size", 0))
     accumulation = int(own.get("gradient_accumulation_steps", 0))
     if solves_for == "sequence" and sequence_length is None and known:
         longest = (job.model and job.model.maximum_length) or LONGEST_SEQUENCE
-        choices = range(SEQUENCE_MULTIPLE, longest + 1, SEQUENCE_MULTIPLE) or range(longest, longest + 1)
-        length, fitting = largest(choices, lambda tokens: fits(Sizes(micro or 1, accumulation or 1, tokens)))
-        why_length = f"the longest multiple of {SEQUENCE_MULTIPLE} that fits by formula, {micro or 1} at a time"
-        why_length = why_length if fitting else _NOTHING_FITS
-        if not micro and not accumulation:
-            micro = 1
+        lengths = range(SEQUENCE_MULTIPLE, longest + 1, SEQUENCE_MULTIPLE) or range(longest, longest + 1)
+        start = max(each for each in lengths if each <= max(length, lengths[0]))
+        solved = largest(lengths, start, lambda tokens: Sizes(micro or 1, accumulation or 1, tokens))
+        length, why_length = solved.size, f"{solved.why}, {micro or 1} at a time"
+    if solves_for == "sequence" and sequence_length is None and not micro and not accumulation:
+        micro = 1 if job.model is not None and job.machine.gpu is not None else 0
     if global_batch_size is None:
-        return build(_without_global(job, fits, solves_for, micro, accumulation, length, why_length, known=known))
-    most, why_largest = job.micro_batch_size, ""
-    if known and not micro and not accumulation:
-        divisors = micro_batches(global_batch_size, job.processes)
-        most, fitting = largest(
-            divisors, lambda size: fits(Sizes(size, global_batch_size // size // job.processes, length))
-        )
-        why_largest = "the largest micro-batch that fits by formula" if fitting else _NOTHING_FITS
-    chosen = {key: own[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps") if key in own}
-    if solves_for == "sequence" and micro and not chosen:
-        chosen = {"per_device_train_batch_size": micro}
-    micro, accumulation, reason = split_batch(global_batch_size, most, job.processes, chosen)
-    if why_largest and not chosen:
-        reason += f"; {why_largest}"
-    return build(Sizes(micro, accumulation, length, reason, why_length))
+        why_batch = "one sequence at a time, so that it can be long" if solves_for == "sequence" and micro else ""
+        if solves_for == "batch" and known and not micro:
+            choices = (*range(1, 8), *range(8, LARGEST_BATCH + 1, 8))
+            solved = largest(choices, 1, lambda size: Sizes(size, accumulation or 1, length))
+            micro, why_batch = solved.size, f"{solved.why}; from 8 on a multiple of 8, for tensor cores"
+        sizes = Sizes(micro or job.micro_batch_size, accumulation or 1, length, why_batch, why_length)
+    else:
+        most = job.micro_batch_size
+        if known and not micro and not accumulation:
+            divisors, share = micro_batches(global_batch_size, job.processes), global_batch_size // job.processes
+            solved = largest(divisors, divisors[0], lambda size: Sizes(size, share // size, length))
+            most = solved.size
+        chosen = {
+            key: own[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps") if key in own
+        }
+        if solves_for == "sequence" and micro and not chosen:
+            chosen = {"per_device_train_batch_size": micro}
+        micro, accumulation, reason = split_batch(global_batch_size, most, job.processes, chosen)
+        if solved is not None and not chosen:
+            reason += f"; {solved.why}"
+        sizes = Sizes(micro, accumulation, length, reason, why_length)
+    setup = build(sizes)
+    return setup if solved is None else solved.added_to(setup)
 
 
-def _without_global(
-    job: Job,
-    fits: Callable[[Sizes], bool],
-    solves_for: str,
-    micro: int,
-    accumulation: int,
-    length: int,
-    why_length: str,
-    *,
-    known: bool,
-) -> Sizes:
-    """The sizes where no global batch is asked for: the user's own, what fits, or Trainer's defaults."""
-    if solves_for == "batch" and known and not micro:
-        choices = (*range(1, 8), *range(8, LARGEST_BATCH + 1, 8))
-        micro, fitting = largest(choices, lambda size: fits(Sizes(size, accumulation or 1, length)))
-        reason = "the largest micro-batch that fits by formula (from 8 on a multiple of 8, for tensor cores)"
-        reason = reason if fitting else _NOTHING_FITS
-        return Sizes(micro, accumulation or 1, length, reason, why_length)
-    reason = "one sequence at a time, so that it can be long" if solves_for == "sequence" and micro else ""
-    return Sizes(micro or job.micro_batch_size, accumulation or 1, length, reason, why_length)
+def find_largest(choices: Sequence[int], start: int, trace: Callable[[int], Prediction], machine: Machine) -> Largest:
+    """The largest of `choices` that fits the machine's GPU, of at most three that are traced.
+
+    Args:
+        choices: sizes in rising order.
+        start: the one to begin with.
+        trace: predicts a size.
+        machine: with the GPU.
+    """
+    seen: dict[int, Prediction] = {}
+    size: int | None = start
+    failed = ""
+    while size is not None and len(seen) < MOST_TRACES:
+        try:
+            seen[size] = trace(size)
+        except InputError as error:
+            failed = f"{size} is not predicted: {error}"
+            break
+        size = _next(choices, seen, machine)
+    traced = [f"{size} {each.verdict}" for size, each in sorted(seen.items())]
+    said = f"traced: {', '.join([*traced, *filter(None, [failed])])}"
+    if not seen:
+        return Largest(start, f"not known to fit ({failed})", None)
+    fitting = [size for size in seen if fits(seen[size], machine)]
+    best = max(fitting) if fitting else min(seen)
+    why = "the largest that a trace shows to fit" if fitting else "the smallest that was tried, and it does not fit"
+    return Largest(best, f"{why} ({said})", seen[best])
 
 
-def largest(choices: Iterable[int], fits: Callable[[int], bool]) -> tuple[int, bool]:
-    """(the largest of `choices`, in rising order, that fits, or else the smallest; whether it fits)."""
-    numbers = list(choices)
-    low, high = 0, len(numbers) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(numbers[middle]) else (low, middle - 1)
-    return numbers[low], low > 0 or fits(numbers[0])
+def fits(found: Prediction, machine: Machine) -> bool:
+    """Whether the GPU has room; RAM and disk do not depend on the batch."""
+    return found.judged(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
+
+
+def _next(choices: Sequence[int], seen: Mapping[int, Prediction], machine: Machine) -> int | None:
+    """The size to trace after those; None where nothing is to be gained."""
+    above = max((size for size in seen if fits(seen[size], machine)), default=0)
+    below = min((size for size in seen if size > above), default=0)
+    between = [choice for choice in choices if above < choice and (not below or choice < below)]
+    if not between:
+        return None
+    usable = _usable(seen[above or below])
+    needed = {size: _needed(size, above, below, seen) for size in between}
+    likely = max((size for size in between if needed[size] <= _SURE * usable), default=between[0])
+    return likely if not above or needed[likely] <= _PERHAPS * usable else None
+
+
+def _usable(found: Prediction) -> int:
+    return usable_bytes(found.capacity_bytes or 0, found.outside_allocator_bytes, found.memory_fraction)
+
+
+def _needed(size: int, above: int, below: int, seen: Mapping[int, Prediction]) -> float:
+    """Bytes that a size is expected to need, with slack. Between one that fits (`above`) and one that does not
+    (`below`; 0: none) at most what a line says: the peak is the highest of several moments that grow linearly."""
+    if above and below:
+        low, high = (_with_slack(seen[each], seen[each].peak_allocated_bytes) for each in (above, below))
+        return low + (high - low) * (size - above) / (below - above)
+    traced = above or below
+    found = seen[traced]
+    held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
+    before, forward = (found.phases.get(name, (held, None))[0] for name in ("data", "forward"))
+    # While gradients fill the GPU, what the layers keep is below the peak, and only the forward pass shows it.
+    grows = max(found.peak_allocated_bytes - held, forward - before) / traced
+    kept = max(held, before) if found.peak_phase in ("forward", "backward") else before
+    return _with_slack(found, kept + grows * size)
+
+
+def _with_slack(found: Prediction, allocated: float) -> int:
+    """What the verdict asks for where so much is allocated."""
+    share = found.peak_reserved_bytes[1] / found.peak_allocated_bytes
+    return found.confidence.reserved_with_slack(round(share * allocated))

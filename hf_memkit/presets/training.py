@@ -36,13 +36,12 @@ _NOT_TRAINER_S: Final = frozenset(
 sft_config.py)."""
 
 
-def resolve_training(request: Request, *, trace: bool) -> Setup:
+def resolve_training(request: Request) -> Setup:
     """The setup of a preset or of Trainer's defaults. What was assumed is in its `notes`, what makes it another job
     than the user's in its `warnings`.
 
     Args:
         request: what was asked for, its arguments read.
-        trace: whether it will be traced: the process that traces is started once the names are known to be good.
 
     Raises:
         InputError: something that was asked for does not exist, or has no sense.
@@ -65,8 +64,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         refuse_precision(own)
     # After the rest: looking for this machine's GPU can take importing torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
-    if trace:
-        shared_worker().start()  # while the model is looked at here, it loads its libraries
+    shared_worker().start()  # while the model is looked at here, it loads its libraries
     model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
     if request.preset:
@@ -78,7 +76,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         made = resolve_preset(replace(request, model=model.name, sequence_length=length))
         setup = with_class(made, model)
         notes += [note for note in made.notes if "left out" in note]
-        # What it needs by formula is what is predicted here; what else the GPU lacks no trace shows.
+        # What it needs at least is predicted here; what else the GPU lacks no trace shows.
         warnings += [f"{request.preset} {problem}" for problem in made.problems if "by formula" not in problem]
     else:
         # Only a file holds anything else than fields; asking transformers for them takes a second.

@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.prediction import Prediction
+from hf_memkit.prediction import Prediction, predict
 from hf_memkit.prediction.from_script import BatchNeeds
-from hf_memkit.recipe.choose import Judge, predicted
+from hf_memkit.recipe.choose import Judge
 from hf_memkit.recipe.sources import is_here
 from hf_memkit.recipe.tasks import task_of
 from hf_memkit.request import Request
@@ -38,12 +38,12 @@ def judge_of(request: Request) -> Judge:
         DataError: as `is_here`.
     """
     if request.data is None:
-        return predicted
+        return predict
     return ByData() if is_here(request.data) else _bound
 
 
 def _bound(setup: Setup) -> Prediction:
-    found = predicted(setup)
+    found = predict(setup)
     if not task_of(setup).padded(setup):
         return found
     return found.with_notes(
@@ -71,8 +71,8 @@ class ByData:
         """
         chosen, notes = self._batches_of(setup)
         if chosen is None:
-            return predicted(setup)
-        found = predicted(_with(setup, chosen.worst), usual=_usual(setup, chosen))
+            return predict(setup)
+        found = predict(_with(setup, chosen.worst), usual=_usual(setup, chosen))
         return found.with_notes(*notes, f"predicted: {chosen.said}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
@@ -91,13 +91,13 @@ class ByData:
             if chosen.cut is not None:
                 cut = _with(setup, chosen.cut[0])
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
-        needs = {change: predicted(each, usual=usual) for change, each in smaller.items()}
+        needs = {change: predict(each, usual=usual) for change, each in smaller.items()}
         most, median, high = told_apart([chosen.worst, chosen.usual, chosen.high])
         return BatchNeeds(
             worst=most,
             usual=median,
             high=high,
-            usual_needs=predicted(usual),
+            usual_needs=predict(usual),
             smaller={change: each for change, each in needs.items() if each.needs_less_than(worst)},
             grouping=chosen.shuffled,
         )

@@ -1,9 +1,8 @@
 """Which variant, which of its kinds of checkpointing and which sequence length: one search, whoever judges.
 
 In: a recipe, a machine, a request and a judge. Out: the setup, with the prediction that decided. Each candidate is
-judged, cheapest first, until one fits. A trace takes seconds, so what the formula puts far off is not traced, and says
-so. Without a judge the sums of formulas decide, at once; for models whose activations are in no formula they are a
-lower bound, and a prediction is the only judge.
+judged, cheapest first, until one fits. A trace takes seconds, so what cannot fit, whatever its activations take, is
+not traced, and says so. What nobody has predicted is never said to fit.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.job import gpu_shortage
 from hf_memkit.models import describe
 from hf_memkit.prediction import Prediction, predict
+from hf_memkit.recipe.predictions import length_beforehand, predicted_beforehand
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.settings import refuse_wrong
 from hf_memkit.recipe.tasks import find_task
@@ -27,12 +27,11 @@ from hf_memkit.train.packages import missing_package
 from hf_memkit.units import format_size
 
 FAR_OFF: Final = 0.25
-"""What a formula puts further above the GPU than this share of it is not traced. Assumed: against traces of this
-pack's recipes the ledger's sums were too high by a few per cent at most, and much oftener too low."""
-
+"""What the ledger, which counts no activations, puts further above the GPU than this share of it is not traced.
+Assumed: against traces of this pack's recipes its sums were too high by a few per cent at most."""
 
 MOST_TRACES: Final = 4
-"""Lengths that are traced: the first is the formula's, each further one follows from the one before."""
+"""Lengths that are tried: the first is the stored one, or the recipe's; each next one follows from the one before."""
 
 _CLOSE_ENOUGH: Final = 0.03
 """A length is not raised by a smaller share than this: the prediction itself is not that exact."""
@@ -43,30 +42,36 @@ _SURER: Final = 0.985
 
 
 Judge = Callable[[Setup], Prediction]
-"""Predicts a candidate: by a trace, or from the recipe's stored predictions."""
+"""Predicts a candidate, by a trace or from the recipe's stored predictions; InputError where it cannot."""
 
 
-def predicted(setup: Setup, *, trace: bool = True, usual: Setup | None = None) -> Prediction:
-    """The prediction of the setup for the GPU in question, which need not be here; by formula where no trace works.
-    `usual`: as for `predict`.
+def unjudged(setup: Setup) -> Prediction:
+    """For setups of which nobody asks whether they fit.
 
     Raises:
-        InputError: nothing can be said of it, or the GPU refuses an operation of it.
+        InputError: always.
     """
-    try:
-        return predict(setup, trace=trace, usual=usual)
-    except NoKernel:  # no formula makes that a training
-        raise
-    except InputError as error:
-        if not trace:
-            raise
-        return predict(setup, trace=False).with_notes(str(error))
+    raise InputError("nobody asked")
+
+
+def stored_or(judge: Judge | None, recipe: Recipe) -> Judge:
+    """The recipe's stored predictions where they are of the setup in question, else `judge`, where there is one."""
+
+    def stored_first(setup: Setup) -> Prediction:
+        try:
+            return predicted_beforehand(recipe, setup)
+        except InputError:
+            if judge is None:
+                raise
+            return judge(setup)
+
+    return stored_first
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """A candidate, and what was said of it. `prediction` is None where the formula, or the machine, rules it out, or
-    nothing could be predicted; `why` says why not, or in short what was predicted."""
+    """A candidate, and what was said of it. `prediction` is None where the machine rules it out, or nothing could be
+    predicted; `why` says why not, or in short what was predicted."""
 
     of: Candidate
     setup: Setup
@@ -81,19 +86,19 @@ def choose(
     request: Request,
     *,
     use_hub: bool,
-    judge: Judge | None = predicted,
+    judge: Judge = predict,
     runs: bool = False,
 ) -> tuple[Setup, Prediction | None]:
     """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none: the first variant, with
-    its first kind of checkpointing, that fits; if none does, the first that is tight. A variant that was asked for by
-    name is always resolved, with the last of its kinds of checkpointing if none fits: what the machine lacks for it is
-    in the setup's `problems`.
+    its first kind of checkpointing, that fits; if none does, the first that is tight, or else the first that could not
+    be predicted. A variant that was asked for by name is always resolved, with the last of its kinds of checkpointing
+    if none fits: what the machine lacks for it is in the setup's `problems`.
 
     Args:
         recipe, machine: what is resolved, and where it will run.
         request: what was asked for beyond the recipe.
         use_hub: whether the hub may be asked for the model's config.
-        judge: makes the prediction of a candidate; None: the sums of formulas decide, at once.
+        judge: makes the prediction of a candidate.
         runs: whether it will run here: then `auto` skips what needs a package that is missing.
 
     Returns:
@@ -109,33 +114,30 @@ def choose(
         found = _variant(replace(start, variant=request.variant), judge, "asked for by name")
         return found.setup, found.prediction
     rejected: list[tuple[str, str]] = []
-    tight: _Judged | None = None
-    later = "the first variant within the GPU and RAM" if judge is None else "the first variant that fits"
+    second_best: list[_Judged] = []
     for name in recipe.variants:
-        first = later if rejected else "the recipe's first choice"
-        if runs and (lacks_package := missing_package(_variant(replace(start, variant=name), None, first).setup)):
+        first = "the first variant that fits" if rejected else "the recipe's first choice"
+        candidate = replace(start, variant=name)
+        if runs and (lacks_package := missing_package(candidate.setup())):
             rejected.append((name, f"needs {lacks_package}"))
             continue
-        found = _variant(replace(start, variant=name), judge, first)
-        found = replace(found, setup=replace(found.setup, rejected=tuple(rejected)))
-        lacks, prediction = found.setup.problems, found.prediction
-        if not lacks and (prediction is None or prediction.verdict == "fits"):
-            return found.setup, prediction
-        if not lacks and tight is None:
-            tight = found
+        found = _variant(candidate, judge, first)
+        if found.verdict == "fits":
+            return replace(found.setup, rejected=tuple(rejected)), found.prediction
+        if not found.setup.problems:
+            second_best.append(found)
         rejected.append((name, found.why))
-    if tight is not None:
-        why = f"no variant is predicted to fit better (predicted: {tight.why})"
-        others = tuple(each for each in rejected if each[0] != tight.setup.preset)
-        return replace(tight.setup, why=why, rejected=others), tight.prediction
+    if second_best:
+        best = min(second_best, key=lambda each: each.prediction is None)
+        why = f"no variant is predicted to fit better (predicted: {best.why})"
+        if best.prediction is None:
+            why = f"the first that nothing rules out ({best.why})"
+        others = tuple(each for each in rejected if each[0] != best.setup.preset)
+        return replace(best.setup, why=why, rejected=others), best.prediction
     reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
-    fits = "fits" if judge is None else "is predicted to fit"
-    raise DoesNotFitError(f"no variant of {recipe.name} {fits} this machine: {reasons}; `memkit recipe` lists others")
-
-
-def resolve(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup:
-    """As `choose`, by formula."""
-    return choose(recipe, machine, request, use_hub=use_hub, judge=None)[0]
+    raise DoesNotFitError(
+        f"no variant of {recipe.name} is predicted to fit this machine: {reasons}; `memkit recipe` lists others"
+    )
 
 
 def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Candidate:
@@ -149,7 +151,7 @@ def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool)
     return Candidate(recipe, request, machine.with_gpu(machine.gpu or gpu_of_size(recipe.card)), model, length)
 
 
-def _variant(candidate: Candidate, judge: Judge | None, first: str) -> _Judged:
+def _variant(candidate: Candidate, judge: Judge, first: str) -> _Judged:
     """One variant: the first of its kinds of checkpointing that fits, or the first that is tight, or the last."""
     tried: list[_Judged] = []
     for each in _candidates(candidate, judge):
@@ -159,11 +161,9 @@ def _variant(candidate: Candidate, judge: Judge | None, first: str) -> _Judged:
     fitting = [each for each in tried if each.verdict == "fits"]
     tight = [each for each in tried if each.verdict == "tight"]
     best = (fitting or tight or tried[-1:])[0]
-    if judge is None:
-        return _by_formula(best, tried, first)
     setup = best.setup
     if best.prediction is None:
-        return replace(best, setup=replace(setup, why=first))
+        return replace(best, setup=replace(setup, why=f"{first} ({best.why})"))
     if kind := best.of.checkpointing:
         others = "; ".join(f"{each.of.checkpointing}: {each.why}" for each in tried if each is not best)
         which = "the first that is predicted to fit" if fitting else "the nearest to fitting, by prediction"
@@ -172,59 +172,20 @@ def _variant(candidate: Candidate, judge: Judge | None, first: str) -> _Judged:
     return replace(best, setup=replace(setup, why=f"{first} (predicted: {best.why})"))
 
 
-def _by_formula(best: _Judged, tried: list[_Judged], first: str) -> _Judged:
-    """What the sums chose, with a note on how, and why it is this."""
-    candidate, setup = best.of, best.setup
-    # Other models than causal language models have a class of their own, and no formula for their activations.
-    bare = candidate.model.model_class is not None
-    if kind := candidate.checkpointing:
-        fits = best.verdict == "fits"
-        which = (
-            "the first of those listed that fits by formula"
-            if fits
-            else "the last of those listed, of which none fits"
-        )
-        without = (
-            " (formulas have no activations of this kind of model: a prediction may choose another)" if bare else ""
-        )
-        sums = (f"{each.of.checkpointing} {format_size(each.setup.ledger.total_bytes('device'))}" for each in tried)
-        note = (
-            f"Activation checkpointing: {kind}, {which}{without}. On the GPU, by formula: {', '.join(sums)}, of "
-            f"{format_size(candidate.usable_bytes)}."
-        )
-        setup = replace(candidate, note=note).setup()
-    if candidate.request.variant == "auto":
-        ledger, machine, disk = setup.ledger, candidate.machine, setup.ledger.total_bytes("disk")
-        assert machine.gpu is not None
-        parts = [
-            f"{format_size(ledger.total_bytes('device'))} of {format_size(machine.gpu.usable_bytes)} on "
-            f"{machine.gpu.name}",
-            f"{format_size(ledger.total_bytes('host', 'pinned'))} of {format_size(machine.ram_bytes)} of RAM",
-        ]
-        parts += [f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk"] if disk else []
-        without = ", without activations" if bare else ""
-        first += f" (estimated by formula{without}: {', '.join(parts)})"
-    return replace(best, setup=replace(setup, why=first))
-
-
-def _candidates(candidate: Candidate, judge: Judge | None) -> Iterator[_Judged]:
+def _candidates(candidate: Candidate, judge: Judge) -> Iterator[_Judged]:
     """The variant with each of its kinds of checkpointing, cheapest first, each judged as it is asked for."""
     kinds = candidate.recipe.variants[candidate.variant].checkpointing or [""]
     for number, kind in enumerate(kinds, 1):
         each = replace(candidate, checkpointing=kind)
-        if judge is None:
-            setup = each.setup()
-            short = gpu_shortage(setup.ledger, each.machine)
-            yield _Judged(each, setup, "does not fit" if short else "fits", "; ".join(setup.problems))
-        elif each.solves:
+        if each.solves:
             yield _longest(each, judge)
         else:
             yield _judged(each, judge, must=candidate.request.variant != "auto" and number == len(kinds))
 
 
 def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
-    """One candidate, predicted unless the formula puts it far off. `must`: it was asked for and there is none after
-    it, so that it is traced all the same."""
+    """One candidate, predicted unless its weights and states alone are far more than the GPU has. `must`: it was asked
+    for and there is none after it, so that it is predicted all the same."""
     setup, machine = candidate.setup(), candidate.machine
     gpu = machine.gpu
     assert gpu is not None
@@ -235,14 +196,15 @@ def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
     needed = setup.ledger.total_bytes("device")
     if needed > (1 + FAR_OFF) * gpu.usable_bytes and not must:
         over = needed / gpu.usable_bytes - 1
-        why = f"needs {format_size(needed)} by formula, {over:.0%} above what {gpu.name} leaves: not traced"
+        without = f"{over:.0%} above what {gpu.name} leaves, without activations"
+        why = f"needs at least {format_size(needed)} by formula, {without}: not traced"
         return _Judged(candidate, setup, "", why)
     try:
         prediction = judge(setup)
     except NoKernel as error:
         return _Judged(candidate, setup.with_problems([str(error)]), "", str(error))
     except InputError as error:
-        return _Judged(candidate, setup, "", f"no prediction: {error}")
+        return _Judged(candidate, setup, "", f"not predicted: {error}")
     if prediction.verdict in ("fits", "tight"):  # the prediction is the better judge
         setup = replace(setup, problems=tuple(others))
     elif not setup.problems:
@@ -261,12 +223,13 @@ def _in_short(prediction: Prediction, gpu: Gpu) -> str:
 
 
 def _longest(candidate: Candidate, judge: Judge) -> _Judged:
-    """The longest sequence that is predicted to fit: the formula's, lowered or raised by what traces say."""
+    """The longest sequence that is predicted to fit: the stored one, or the recipe's, lowered or raised by what
+    predictions say."""
     shortest, usable = candidate.recipe.sequence_length, candidate.usable_bytes
     longest = candidate.model.maximum_length or shortest
     best: tuple[int, _Judged] | None = None
-    last = _judged(candidate, judge, must=True)
-    length = by_formula = last.setup.sequence_length
+    length = min(longest, length_beforehand(candidate.recipe, candidate.setup()))
+    last = _judged(replace(candidate, length=length), judge, must=True)
     seen = {length: last}
     while last.prediction is not None:
         if last.verdict == "fits" and (best is None or length > best[0]):
@@ -280,8 +243,7 @@ def _longest(candidate: Candidate, judge: Judge) -> _Judged:
     length, found = best
     predictions = ", ".join(f"{tokens} {each.verdict or each.why}" for tokens, each in sorted(seen.items()))
     most = "all that the model allows" if length == longest else f"the longest multiple of {MULTIPLE} found that fits"
-    why = f"{most} (by formula {by_formula}; predicted: {predictions})"
-    return replace(found, setup=found.setup.put("data.sequence_length", length, why))
+    return replace(found, setup=found.setup.put("data.sequence_length", length, f"{most} (predicted: {predictions})"))
 
 
 def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: int, usable_bytes: int) -> int:
@@ -301,29 +263,22 @@ def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: in
     return max(shortest, min(lower, length - MULTIPLE))
 
 
-def nearest_that_fits(
-    recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True, judge: Judge = predicted
-) -> str | None:
+def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, judge: Judge) -> str | None:
     """The next variant of the recipe that is predicted to fit; None if there is none.
 
     Args:
         recipe: the recipe. Variants stand in the order in which it prefers them.
         setup: of it, and what does not fit.
-        use_hub: as for `choose`.
-        trace: as for `predicted`.
-        judge: as for `choose`, with a trace.
+        use_hub, judge: as for `choose`.
     """
     names = list(recipe.variants)
     later = names[names.index(setup.preset) + 1 :]
+    if not later:
+        return None
     machine, request = setup.resolved_for.machine, setup.request or Request()
-    if trace and later:
-        others = recipe.model_copy(update={"variants": {name: recipe.variants[name] for name in later}})
-        try:
-            return choose(others, machine, replace(request, variant="auto"), use_hub=use_hub, judge=judge)[0].preset
-        except DoesNotFitError:
-            return None
-    for name in later:
-        other = resolve(recipe, machine, replace(request, variant=name), use_hub=use_hub)
-        if not other.problems and predicted(other, trace=False).verdict in ("fits", "tight"):
-            return name
-    return None
+    others = recipe.model_copy(update={"variants": {name: recipe.variants[name] for name in later}})
+    try:
+        other, found = choose(others, machine, replace(request, variant="auto"), use_hub=use_hub, judge=judge)
+    except DoesNotFitError:
+        return None
+    return other.preset if found is not None else None

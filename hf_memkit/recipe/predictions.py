@@ -11,20 +11,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from hf_memkit import resources
 from hf_memkit.bf16_on_gpus import emulated_by_setup
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.hardware import Machine
 from hf_memkit.prediction import Prediction
 from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe
+from hf_memkit.request import Request
 from hf_memkit.setup import Setup
-
-if TYPE_CHECKING:
-    from hf_memkit.request import Request
-
 
 FILE: Final = "predictions.json"
 """Beside the recipes."""
@@ -100,23 +96,48 @@ def stored() -> dict[str, Any]:
     return content
 
 
+def _of(recipe: Recipe) -> list[StoredPrediction]:
+    """Those of the recipe; empty where its file was changed after it was predicted."""
+    entry = stored()["recipes"].get(recipe.name)
+    if entry is None or entry["sha256"] != checksum(recipe):
+        return []
+    return [StoredPrediction.from_json(content) for content in entry["predicted"]]
+
+
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
     """The recipe's variants on this machine, in the recipe's order: of each the cheapest checkpointing that fits, or
     the last. Empty where the recipe's file was changed after it was predicted, or no GPU is known.
 
     The GPU's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
     """
-    entry = stored()["recipes"].get(recipe.name)
-    if entry is None or entry["sha256"] != checksum(recipe) or machine.gpu is None:
-        return []
     found: dict[str, Option] = {}
-    for content in entry["predicted"]:
-        each = StoredPrediction.from_json(content)
+    if machine.gpu is None:
+        return []
+    for each in _of(recipe):
         earlier = found.get(each.variant)
         if each.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
             continue
         found[each.variant] = Option(recipe, replace(each, prediction=each.prediction.judged(machine)))
     return list(found.values())
+
+
+_STORED: Final = "stored with the recipe"
+
+
+def is_stored(prediction: Prediction) -> bool:
+    """Whether it was made beforehand."""
+    return prediction.confidence.rests_on.endswith(_STORED)
+
+
+def _for(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
+    """Those of the setup's variant and checkpointing, on such a GPU; empty where the user changed what is trained."""
+    request, gpu = setup.request or Request(), setup.resolved_for.machine.gpu
+    if request.model or request.arguments or gpu is None:
+        return []
+    kinds = recipe.variants[setup.preset].checkpointing
+    kind = next((each for each in kinds if each in setup.techniques), NO_CHECKPOINTING if kinds else "")
+    wanted = (setup.preset, kind, gpu.bf16)
+    return [each for each in _of(recipe) if (each.variant, each.checkpointing, each.bf16) == wanted]
 
 
 def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
@@ -125,45 +146,28 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
     Raises:
         InputError: there is none: the recipe's file was changed since, or the setup is another one.
     """
-    job, kinds = setup.resolved_for, recipe.variants[setup.preset].checkpointing
-    gpu, usual = job.machine.gpu, NO_CHECKPOINTING if kinds else ""
-    entry = stored()["recipes"].get(recipe.name)
-    if entry is not None and gpu is not None and entry["sha256"] == checksum(recipe):
-        wanted = {
-            "variant": setup.preset,
-            "checkpointing": next((kind for kind in kinds if kind in setup.techniques), usual),
-            "bf16": gpu.bf16,
-            "micro_batch_size": setup["arguments.per_device_train_batch_size"],
-            "accumulation": setup["arguments.gradient_accumulation_steps"],
-            "sequence_length": setup["data.sequence_length"],
-            "gpus": job.gpus,
-            "nodes": job.nodes,
-        }
-        for content in entry["predicted"]:
-            if all(content[name] == value for name, value in wanted.items()):
-                found = StoredPrediction.from_json(content).prediction.judged(job.machine)
-                return replace(found, warnings=()).with_warnings(emulated_by_setup(setup))  # of this GPU
-    raise InputError("no stored prediction for this setup")
+    job = setup.resolved_for
+    for each in _for(recipe, setup):
+        of_it = (each.micro_batch_size, each.accumulation, each.sequence_length, each.gpus, each.nodes)
+        if of_it == (setup.micro_batch_size, setup.accumulation, setup.sequence_length, job.gpus, job.nodes):
+            rests_on = f"{each.prediction.confidence.rests_on}, {_STORED}"
+            # RAM and disk are those of this setup, which depend on the machine: little RAM is not page-locked.
+            found = replace(
+                each.prediction,
+                confidence=replace(each.prediction.confidence, rests_on=rests_on),
+                host_rss_bytes=setup.ledger.total_bytes("host"),
+                pinned_bytes=setup.ledger.total_bytes("pinned"),
+                disk_bytes=setup.ledger.total_bytes("disk"),
+                warnings=(),
+            )
+            return found.with_warnings(emulated_by_setup(setup)).judged(job.machine)
+    name = setup.request.recipe if setup.request is not None else None
+    raise InputError(f"memkit recipe {name or recipe.name} --variant {setup.preset} --dry-run predicts it")
 
 
-def chosen_beforehand(
-    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, runs: bool = False
-) -> Setup | None:
-    """The setup that the stored predictions choose for `machine`, or for the recipe's GPU where it has none; None
-    where they are of another setup than was asked for. `runs`: as for `choose`.
-
-    Raises:
-        InputError, SettingError, DoesNotFitError: as `choose` does.
-    """
-    from hf_memkit.recipe.choose import choose
-
-    solves = any(variant.solve_for for variant in recipe.variants.values())  # a length, which takes several traces
-    if request.model or request.sequence_length or request.arguments or solves:
-        return None
-    described = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
-    judge = partial(predicted_beforehand, recipe)
-    setup, found = choose(recipe, described, request, use_hub=use_hub, judge=judge, runs=runs)
-    return setup if found is not None else None
+def length_beforehand(recipe: Recipe, setup: Setup) -> int:
+    """Tokens of a sequence that was found to fit beforehand, where the recipe solves for them; else the setup's."""
+    return next((each.sequence_length for each in _for(recipe, setup)), setup.sequence_length)
 
 
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:

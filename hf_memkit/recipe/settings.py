@@ -65,10 +65,6 @@ def model_and_data(
     if model.model_class is not None:
         setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
         setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
-        setup = setup.with_notes(
-            "No formula has the activations of this kind of model: the sums by formula are lower bounds. --dry-run "
-            "predicts the total."
-        )
     if recipe.task != DEFAULT_TASK:
         setup = setup.put("data.task", task.name, "the recipe's")
         setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")

@@ -6,7 +6,7 @@ says. Where there is no GPU, `hf_memkit.recipe.rehearse` makes the setup that ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,6 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.presets import apply_preset
 from hf_memkit.presets.compose import leave_out_impossible
 from hf_memkit.presets.sharing import share_among_processes
-from hf_memkit.presets.sizes import largest
 from hf_memkit.recipe.output import default_output
 from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe
 from hf_memkit.recipe.settings import CHECKPOINTS, model_and_data, refuse_ignored, saving, summing_note
@@ -45,8 +44,7 @@ class Candidate:
         shortest: tokens in a sequence: asked for, or the recipe's.
         variant: one of the recipe's.
         checkpointing: one of the variant's kinds; empty where it lists none.
-        length: tokens in a sequence that are tried in the place of those that fit by formula.
-        note: what is said of the kind of checkpointing, among the notes of the techniques.
+        length: tokens in a sequence that are tried, where the longest that fits is wanted.
     """
 
     recipe: Recipe
@@ -57,7 +55,6 @@ class Candidate:
     variant: str = ""
     checkpointing: str = ""
     length: int | None = None
-    note: str = ""
 
     @property
     def usable_bytes(self) -> int:
@@ -76,31 +73,13 @@ class Candidate:
         Raises:
             SettingError: requests that contradict each other, the batch or the variant.
         """
-        tokens, why = self._length()
+        tokens = self.length or self.shortest
+        why = "asked for" if self.request.sequence_length or self.length else "the recipe's"
         return leave_out_impossible(
             self.variant,
             self.recipe.variants[self.variant].techniques,
             lambda left_out: self._build(tokens, why, left_out),
         )
-
-    def _length(self) -> tuple[int, str]:
-        """(tokens in a sequence, why): given, or the longest that fits by formula where the variant asks for that."""
-        if self.request.sequence_length or self.length:
-            return self.length or self.shortest, "asked for"
-        longest = self.model.maximum_length
-        if not self.solves or longest is None:
-            return self.shortest, "the recipe's"
-
-        def needed(tokens: int) -> int:
-            return self._build(tokens, "tried", {}).ledger.total_bytes("device")
-
-        length, fits = longest_by_formula(
-            needed, shortest=self.shortest, longest=longest, usable_bytes=self.usable_bytes
-        )
-        if not fits:
-            return length, "the shortest that the recipe takes, which does not fit by formula"
-        most = "all that the model allows" if length == longest else "the longest that fits by formula"
-        return length, f"{most}: a multiple of {MULTIPLE}"
 
     def _build(self, sequence_length: int, why_length: str, left_out: Mapping[str, str]) -> Setup:
         """Preset, then model and data, then arguments, then what the user set."""
@@ -172,7 +151,7 @@ class Candidate:
         """The variant's techniques and its kind of checkpointing, with their ledger."""
         kind, techniques = self.checkpointing, self.recipe.variants[self.variant].techniques
         without: tuple[Family, ...] = ("checkpointing",) if kind == NO_CHECKPOINTING else ()
-        made = apply_preset(
+        return apply_preset(
             self.variant,
             job,
             techniques if kind in ("", NO_CHECKPOINTING) else [*techniques, kind],
@@ -180,7 +159,6 @@ class Candidate:
             left_out=left_out,
             change=self._with_own_optimizer,
         )
-        return made.with_notes(self.note) if self.note else made
 
     def _with_own_optimizer(self, made: Setup) -> Setup:
         """The ledger counts the states of the optimizer that the user set, and the loss of the task's Trainer."""
@@ -188,18 +166,3 @@ class Candidate:
         if self.recipe.task != DEFAULT_TASK:
             made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
         return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
-
-
-def longest_by_formula(
-    needed: Callable[[int], int], *, shortest: int, longest: int, usable_bytes: int
-) -> tuple[int, bool]:
-    """(the longest multiple of 1024 from `shortest` to `longest` that fits, or `shortest`; whether it fits).
-
-    Args:
-        needed: tokens → bytes on the GPU; more tokens never need less.
-        shortest, longest: tokens.
-        usable_bytes: what the GPU has.
-    """
-    multiples = range(-(-shortest // MULTIPLE) * MULTIPLE, longest + 1, MULTIPLE)
-    return largest((shortest, *(tokens for tokens in multiples if tokens > shortest)),
-                   lambda tokens: needed(tokens) <= usable_bytes)  # fmt: skip

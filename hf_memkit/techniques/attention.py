@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
-from hf_memkit.units import format_size
 
 _KEY = "model.attn_implementation"
 
@@ -21,7 +18,7 @@ _KEY = "model.attn_implementation"
 def sdpa_attention(setup: Setup) -> Setup:
     """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
     job = setup.resolved_for
-    setup = setup.put(_KEY, "sdpa", f"no attention scores are kept{_avoided(job)}")
+    setup = setup.put(_KEY, "sdpa", "no attention scores are kept")
     named = "sdpa-attention" in (word.strip() for word in setup.preset.split("+"))
     if job.machine.gpu is None or not named:
         return setup  # a preset has it because it costs nothing: nothing to tell
@@ -41,7 +38,7 @@ def sdpa_attention(setup: Setup) -> Setup:
 def flash_attention(setup: Setup) -> Setup:
     """The flash-attn package (Dao 2023, arXiv 2307.08691)."""
     job = setup.resolved_for
-    setup = setup.put(_KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}")
+    setup = setup.put(_KEY, "flash_attention_2", "no attention scores and no mask are kept")
     if job.bf16:
         return setup
     return setup.with_problems([f"flash-attention needs a GPU of Ampere or later; {job.gpu_name} is older"])
@@ -57,13 +54,3 @@ def flash_attention(setup: Setup) -> Setup:
 def eager_attention(setup: Setup) -> Setup:
     """Attention written out in torch operations: weights can be returned (output_attentions)."""
     return setup.put(_KEY, "eager", "attention weights can be read")
-
-
-def _avoided(job: Job) -> str:
-    """What eager attention would keep for this job, if the model is known."""
-    heads = attention_heads(job.model) if job.model is not None else None
-    if job.model is None or heads is None:
-        return ""
-    each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
-    kept = score_bytes(job.micro_batch_size, heads, job.sequence_length, job.model.layers, bytes_of_score=each)
-    return f": written out in 16 bits they would take at least {format_size(kept)} without checkpointing"

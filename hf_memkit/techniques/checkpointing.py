@@ -11,15 +11,6 @@ from typing import Any
 
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.techniques.activation_bytes import (
-    Layer,
-    backward_bytes,
-    best_segment,
-    layer_of,
-    numbers_of,
-    root_segment,
-)
-from hf_memkit.units import format_mib
 
 _REENTRANT = "the reentrant form gives a layer no gradients where none of its inputs needs one; torch advises this one"
 
@@ -65,12 +56,12 @@ def every_nth_layer(setup: Setup) -> Setup:
     bounds={"segment_layers": (1, None)},
 )
 def segments(setup: Setup) -> Setup:
-    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174), k being what holds the fewest
-    bytes.
+    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174).
 
-    Values: `segment_layers` (k).
+    Values: `segment_layers` (k, default 2).
     """
-    length, reason = _segment_length(setup)
+    length = int(setup.resolved_for.values.get("segment_layers", 2))
+    reason = f"{length} layers are recomputed together, and keep one input: memkit predict shows what a length holds"
     return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)
 
 
@@ -97,12 +88,7 @@ def selective(setup: Setup) -> Setup:
 )
 def offloaded(setup: Setup) -> Setup:
     """Checkpoint every layer and keep the inputs in pinned host memory, through Trainer's own switch."""
-    job = setup.resolved_for
-    host = ""
-    if job.model is not None:
-        size = backward_bytes("offloaded", layer_of(job.model, job.tokens, numbers_of(setup)), job.model.layers).pinned
-        host = f": {format_mib(size)} of pinned RAM a process"
-    return _by_trainer(setup, {"offload": True}, f"inputs of the layers wait in host memory{host}")
+    return _by_trainer(setup, {"offload": True}, "inputs of the layers wait in host memory")
 
 
 def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
@@ -126,31 +112,3 @@ def _verified(setup: Setup, every: int) -> Setup:
         {"every": every},
         "stops the run if too few layers are recomputed in the first step",
     )
-
-
-def _segment_length(setup: Setup) -> tuple[int, str]:
-    """(layers in a segment, reason with the predicted bytes of this length, of single layers and of √n)."""
-    job = setup.resolved_for
-    asked = job.values.get("segment_layers")
-    if job.model is None:
-        if asked is not None:
-            return int(asked), "the length asked for; no model is known to compare it with single layers"
-        return 2, "two layers: no model is known to choose by"
-    layer = layer_of(job.model, job.tokens, numbers_of(setup), fused_gelu="model_parts.fused_gelu" in setup)
-    layers = job.model.layers
-    length = best_segment(layer, layers) if asked is None else int(asked)
-    chosen = "asked for" if asked is not None else "what holds the fewest bytes"
-    root = root_segment(layers)
-    numbers = "; ".join(
-        f"{name}: {_predicted(layer, layers, k)}"
-        for name, k in (
-            (f"segments of {length} of {layers} layers, {chosen}", length),
-            ("single layers", 1),
-            (f"√{layers} ≈ {root}", root),
-        )
-    )
-    return length, f"{numbers} a forward pass (by formula)"
-
-
-def _predicted(layer: Layer, layers: int, length: int) -> str:
-    return format_mib(backward_bytes("segments", layer, layers, max(1, length)).device)

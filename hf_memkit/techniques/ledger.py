@@ -1,10 +1,10 @@
 """What a finished setup needs, a row a term: computed from its settings, whatever techniques put them there.
 
-The formulas are the thin ones that the choice of a variant and of a micro-batch needs: weights, adapters, quantised
-weights, gradients and optimizer states here (those of `hf_memkit.optimizers`), what grows with the batch in
-`activation_bytes`. They are computed, not measured, without torch, and every row names its source; tests compare them
-with the real tensors of PEFT, bitsandbytes and torchao. What DeepSpeed holds comes from `hf_memkit.zero.ledger`
-instead, by the techniques that bring it.
+Sums over the shapes of what is known before a step runs: weights, adapters, quantised weights, gradients and optimizer
+states (those of `hf_memkit.optimizers`). What grows with the batch only a trace tells, so that the sums can refuse a
+setup, and never say that it fits. They are computed, not measured, without torch, and every row names its source;
+tests compare them with the real tensors of PEFT, bitsandbytes and torchao. What DeepSpeed holds comes from
+`hf_memkit.zero.ledger` instead, by the techniques that bring it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import Linear, ModelFacts
 from hf_memkit.optimizers import Options, Shapes, States, find_optimizer
 from hf_memkit.setup import Setup
-from hf_memkit.techniques import activation_bytes
-from hf_memkit.techniques.activation_bytes import checkpoint_mode
+
+_SWITCH: Final = "arguments.activation_checkpointing"
+_PARTS: Final = {"checkpoint_segments", "checkpoint_selective", "checkpoint_offload"}
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -34,14 +35,14 @@ def rows(setup: Setup) -> tuple[Row, ...]:
     if model is None:
         return ()
     if "deepspeed.config" in setup:
-        return _activations(setup, model)
+        return _offloaded_inputs(setup, model)
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
     states = (*weights, *_trained(setup, model))
     loading: tuple[Row, ...] = ()
     if "model.device_map" not in setup:  # which reads each tensor straight to the GPU
         size = _weight_bytes(setup) * model.parameters * job.gpus
         loading = (Row("host", "weights", "weights while loading", size, "read on the CPU first"),)
-    return (*states, *_replicas(states, job), *loading, *_activations(setup, model), process_row(job.gpus))
+    return (*states, *_replicas(states, job), *loading, *_offloaded_inputs(setup, model), process_row(job.gpus))
 
 
 def _weight_bytes(setup: Setup) -> int:
@@ -54,12 +55,12 @@ def _full(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     if size == 4 and (setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True):
         # Autocast's copies live as long as its context, which ends with the forward pass, and as long as backward
         # needs them: a checkpointed layer makes its own again.
-        copies = checkpoint_mode(setup)[0] == "none"
+        checkpointed = _PARTS & set(setup.section("model_parts")) or setup.get(_SWITCH) is True
         found.append(
             Row(
                 "device", "weights", "16-bit copies that autocast keeps", 2 * model.parameters,
                 "2 bytes a parameter (torch: aten/src/ATen/autocast_mode.cpp, cached_cast)",
-                "backward" if copies else "forward",
+                "forward" if checkpointed else "backward",
             )
         )  # fmt: skip
     return tuple(found)
@@ -144,10 +145,20 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _activations(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
-    """What grows with the batch. For other models than causal language models there is no formula; a setup reports it
-    (`hf_memkit/recipe/settings.py`), and a trace tells."""
-    return () if model.model_class is not None else activation_bytes.rows(setup, model)
+def _offloaded_inputs(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
+    """The layers' inputs in page-locked RAM. PyTorch's pinned allocator rounds each block up to a power of two."""
+    by_trainer = setup.get(_SWITCH) is True and (setup.get(f"{_SWITCH}_kwargs") or {}).get("offload")
+    if model.model_class is not None or not (by_trainer or "checkpoint_offload" in setup.section("model_parts")):
+        return ()
+    job = setup.resolved_for
+    each = 1 << (_weight_bytes(setup) * job.tokens * model.width - 1).bit_length()
+    return (
+        Row(
+            "pinned", "activations", "inputs of the checkpointed layers", job.gpus * model.layers * each,
+            "tokens × width × bytes of a number, each rounded up to a power of two (torch: "
+            "aten/src/ATen/core/CachingHostAllocator.h)", "backward",
+        ),
+    )  # fmt: skip
 
 
 EMBEDDINGS: Final = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "tok_embeddings"})

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.techniques.activation_bytes import chunk_tokens_for
+
+_CHUNK_BYTES: Final = 256 * 2**20
+_MOST_TOKENS: Final = 1024
+
+
+def chunk_tokens_for(vocabulary: int) -> int:
+    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
+
+    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
+    The part has the same rule (`hf_memkit/components/chunked_loss.py`), for those who install it alone.
+    """
+    fitting = max(1, _CHUNK_BYTES // (4 * max(1, vocabulary)))
+    return min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1))
 
 
 @technique(

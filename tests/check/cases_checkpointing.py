@@ -78,15 +78,6 @@ CHECKPOINTING_CASES: dict[str, list[Case]] = {
              _on({**_SURE, "every_n_layers": 24}, model=_DEEP)),
         Case(_OPTIONS, _on({**_SURE, "every_n_layers": 0}), _on({**_SURE, "every_n_layers": 1})),
     ],
-    "segments-hold-more": [
-        Case(_SEGMENTS, _part(_SEGMENTS, {"segment_layers": 7}, model=_DEEP),
-             _part(_SEGMENTS, {"segment_layers": 1}, model=_DEEP)),
-        Case(_SEGMENTS, _part(_SEGMENTS, {"segment_layers": 2}, model=_DEEP),
-             Subject(arguments={}, model=_DEEP,
-                     settings={_SEGMENTS: {"segment_layers": 2}, "model_parts.fused_gelu": {}})),
-        Case(_SEGMENTS, _part(_SEGMENTS, {"segment_layers": 7}, {"bf16": True}, model=_DEEP),
-             _part(_SEGMENTS, {"segment_layers": 2}, {"bf16": True}, model=_DEEP)),
-    ],
     "checkpointing-part-overruled": [
         Case(_SWITCH, _part(_SELECTIVE, {}, {_SWITCH: True}), _part(_SELECTIVE, {}, {_SWITCH: False})),
         Case(_SWITCH, _part(_SEGMENTS, {"segment_layers": 1}, {_SWITCH: True}), _on(_SURE)),

@@ -36,7 +36,6 @@ from tests.check import real
 from tests.check.plain import plain_proof
 from tests.check.real import refused, rows
 from tests.check.registry import proof
-from tests.memory.live_storages import LiveStorages
 
 _OFTEN = {"use_reentrant": False}
 _LAYER = re.compile(r"\.layers?\.\d")
@@ -222,24 +221,6 @@ def every_nth_of_few() -> None:
         "ZeroDivisionError",
         lambda: recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layers": 0}),
     )
-
-
-@proof("segments-hold-more", fails="unshown")
-def segments_hold_more() -> None:
-    assert _peak(gpt2(9), 3) > 1.3 * _peak(gpt2(9), 1)
-
-
-def _peak(network: Any, length: int) -> int:
-    """Bytes at the highest point of one pass, without what lived before."""
-    checkpoint_segments.install(network, segment_layers=length)
-    tokens = torch.stack([row["input_ids"] for row in rows(8)])
-    network.train()
-    with LiveStorages() as live:
-        for parameter in network.parameters():
-            live.track(parameter)
-        before = live.allocated
-        network.transformer(tokens)[0].sum().backward()
-    return live.high - before
 
 
 @proof("checkpointing-part-overruled", fails="silent")

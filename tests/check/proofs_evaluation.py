@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from hf_memkit.techniques.activation_bytes import cache_bytes
+from hf_memkit.checks.rules.evaluation import cache_bytes
 from tests.check.plain import plain_proof
 from tests.check.real import arguments, model, refused, rows
 
@@ -199,6 +199,5 @@ def generation_cache_too_large() -> None:
         for tensor in (layer.keys, layer.values)
     )
     tokens = 4 + 8 - 1  # the last token is never fed back
-    assert held == cache_bytes(
-        batch=2, beams=3, tokens=tokens, layers=3, heads=4, head_width=8, bytes_per_number=4
-    )  # fmt: skip
+    config = {"num_attention_heads": 4}
+    assert held == cache_bytes(config, batch=2, beams=3, tokens=tokens, layers=3, width=32, each=4)

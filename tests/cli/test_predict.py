@@ -23,9 +23,10 @@ from hf_memkit.cli.predict import _resolved, _with_own
 from hf_memkit.cli.predict_next import NextSetup
 from hf_memkit.cli.predict_script import searched
 from hf_memkit.prediction import predict
+from hf_memkit.prediction import predict as judge
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import Confidence
-from hf_memkit.recipe.choose import predicted as judge
+from hf_memkit.recipe.choose import unjudged
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -257,7 +258,7 @@ def test_with_a_preset_the_batch_is_of_one_gpu(tiny: str) -> None:
     assert job["model.name"] == tiny and "optim" in arguments
     solved = prepared(tiny, "largest-batch", gpu_memory="16GB", sequence_length=16)
     assert solved.micro_batch_size == solved["arguments.per_device_train_batch_size"] > 8
-    assert any("that fits by formula" in note for note in solved.notes)
+    assert any("the largest that a trace shows to fit" in note for note in solved.notes)
 
 
 def test_a_preset_keeps_the_class_of_a_model_of_another_kind(tmp_path: Path) -> None:
@@ -374,12 +375,12 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -
 def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
     instead = nearest(said="GPU memory and RAM are small, a disk is fast " * 9)
     job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
-    said = {"peak_module": "model.layers" * 40, "confidence": Confidence("formula", "two steps " * 40)}
+    said = {"peak_module": "model.layers" * 40, "confidence": Confidence("cpu trace", "two steps " * 40)}
     phases = dict.fromkeys(PHASES, (GIB, GIB))
     lines = drawn(predicted(xl, 20, 19, host_rss_bytes=900 * GIB, phases=phases, **said), job, 80, instead, short=True)
     text = "\n".join(lines)
     assert len(lines) <= 24 and max(map(len, lines)) <= 80 and "\x1b" not in text
-    places = [text.index(each) for each in ("Warning: ", "DOES NOT FIT, estimated by formula: ", "Try next: ", "Peak")]
+    places = [text.index(each) for each in ("Warning: ", "DOES NOT FIT: ", "Try next: ", "Peak")]
     assert places == sorted(places) and lines[-1].endswith("--json prints every number.")
     for what in ("Made of: optimizer 4.00 GiB, weights 3.00 GiB", "By phase: load 1.00 GiB"):
         assert what in text
@@ -482,22 +483,9 @@ def test_a_traced_prediction_from_end_to_end(run: Run, tiny: str) -> None:
     assert code == 0 and "FITS: " in text and "two optimizer steps of transformers.Trainer" in text
 
 
-def test_by_formula_and_what_does_not_fit_ends_with_1(run: Run) -> None:
-    arguments = (*XL, "--ram", "64GB", "--batch-size", "8", "--sequence-length", "1024", "--no-trace")
-    code, out, err = run(*arguments, "--json")
-    told = json.loads(out)
-    assert code == 1 and err == "" and told["verdict"] == "does not fit"
-    assert told["confidence"]["level"] == "formula" and told["peak_operation"] == ""
-    assert told["try_next"] is None, "a formula's answer is none"
-    code, out, _ = run(*arguments)
-    assert code == 1 and "DOES NOT FIT" in out and "Try next" not in out
-    code, out, _ = run("--model", "gpt2", "--gpu", "A100 80GB", "--batch-size", "1", "--no-trace", "--json")
-    assert code == 0 and json.loads(out)["verdict"] == "fits"
-
-
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows a machine without a GPU")
 def test_without_a_gpu_there_are_numbers_and_no_verdict(run: Run, tiny: str) -> None:
-    code, out, _ = run("--model", tiny, "--no-trace", "--json")
+    code, out, _ = run("--model", tiny, "--json")
     told = json.loads(out)
     assert code == 0 and told["verdict"] is None and told["capacity_gib"] is None and told["peak_allocated_gib"] > 0
     assert any("no verdict" in note for note in told["notes"])
@@ -520,7 +508,7 @@ def test_what_only_building_the_model_shows(run: Run, tmp_path: Path, config: di
     assert code == 2 and not out and err.count("\n") == 1 and said in err, err
 
 
-def test_no_formula_stands_in_for_a_training_that_fails(run: Run, tmp_path: Path) -> None:
+def test_a_training_that_fails_is_not_predicted(run: Run, tmp_path: Path) -> None:
     """Three heads for keys cannot be shared by two: the model can be built, and no step can be made."""
     config = {"model_type": "llama", **LLAMA_SIZES, "num_key_value_heads": 3, "intermediate_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -545,14 +533,13 @@ def test_a_recipe_is_predicted_like_a_model(tiny: str, run: Run) -> None:
         "16GB",
         "--sequence-length",
         "64",
-        "--no-trace",
         "--json",
     )
     _, out, _ = run("--recipe", "gpt2-on-16gb", *options)
     by_cli = json.loads(out)
     asked = by_cli["request"]
     assert (asked["recipe"], asked["preset"], asked["sequence_length"]) == ("gpt2-on-16gb", "lora", 64)
-    by_name = predict_recipe("gpt2-on-16gb", variant="lora", model=tiny, sequence_length=64, gpu="16GB", trace=False)
+    by_name = predict_recipe("gpt2-on-16gb", variant="lora", model=tiny, sequence_length=64, gpu="16GB")
     assert by_cli["peak_allocated_gib"] == pytest.approx(by_name.peak_allocated_bytes / GIB) and by_name.phases
     assert any(note.startswith("variant lora") for note in by_name.notes)
 
@@ -563,14 +550,12 @@ def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> Non
     setup, prediction = _resolved(asked, recipe, judge)
     assert setup.preset == "resident" and "(predicted: " in setup.why
     assert prediction is not None and prediction.confidence.level == "trace"
-    formula, prediction = _resolved(asked, recipe, None)
-    assert prediction is None and "by formula" in formula.why
 
 
 def test_the_gpus_that_were_asked_for_win_over_the_recipe_s() -> None:
     recipe = load_recipe("llama-70b-lora-on-8x80gb")
     asked = [Request(variant="sharded", gpu_memory="80GB", gpus=gpus) for gpus in (None, 1, 4)]
-    assert [_resolved(each, recipe, None)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
+    assert [_resolved(each, recipe, unjudged)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
 
 
 def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: Run) -> None:
@@ -586,7 +571,7 @@ def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: 
 
 
 def test_what_a_preset_says_of_the_gpu_is_noted(run: Run, tiny: str) -> None:
-    arguments = ("--model", tiny, "--preset", "resident", "--no-trace", "--json")
+    arguments = ("--model", tiny, "--preset", "resident", "--json")
     for card, times in (("T4", 1), ("RTX 4090", 0)):
         _, out, _ = run(*arguments, "--gpu", card)
         assert sum("computes in bf16" in note for note in json.loads(out)["notes"]) == times

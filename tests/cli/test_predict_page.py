@@ -10,11 +10,13 @@ import pytest
 from playwright.sync_api import Page
 
 from hf_memkit.cli.main import main
+from hf_memkit.hardware import gpu_of_size
+from hf_memkit.units import GIB
 from tests.chromium import CONTRAST, Watched
 
 Show = Callable[..., tuple[Page, Watched]]
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
-TOO_LARGE = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--batch-size", "8", "--no-trace", "--ram", "64GB")
+TOO_LARGE = ("--model", "gpt2", "--gpu-memory", "2GB", "--batch-size", "2", "--ram", "64GB")
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -49,12 +51,11 @@ def test_drawn_and_readable_where_it_does_not_fit(
     gib = {name: float(size) for name, size, _ in rows}
     needs = sum(gib.values()) - gib["more than the GPU has"]
     has = needs - gib["more than the GPU has"]
-    assert has == pytest.approx(15.6, abs=0.1) and needs > 25
+    assert has == pytest.approx(gpu_of_size("2GB").capacity_bytes / GIB, abs=0.1) and needs > 1.5 * has
     assert all(float(share.strip("% ")) == pytest.approx(100 * gib[name] / has, abs=1) for name, _, share in rows)
     bar, end = (tab.locator(f"#target .card{inner}").bounding_box() for inner in ("", " .end"))
     assert bar and end and end["x"] - bar["x"] == pytest.approx(bar["width"] * has / needs, abs=3)
-    assert tab.locator(".bars td:first-child").all_inner_texts() == ["backward"], "all that a formula knows"
-    assert "estimated by formula" in lines[0] and "formula" in tab.locator("#basis").inner_text()
+    assert "backward" in tab.locator(".bars td:first-child").all_inner_texts()
     assert tab.evaluate("document.documentElement.scrollWidth") <= width and tab.evaluate(CONTRAST) == []
     tab.emulate_media(media="print")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -70,11 +71,13 @@ def test_every_form_has_a_page_on_which_names_are_text(
     tmp_path: Path, show: Show, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
 ) -> None:
     """Finds: a form without its page or with another title, a note that only the terminal has, a name read as HTML."""
-    lines = predicted(capsys, *asked, "--gpu", "RTX 4090", "--sequence-length", "32", "--no-trace")
+    lines = predicted(capsys, *asked, "--gpu", "RTX 4090", "--sequence-length", "32")
     tab, watched = show(tmp_path / "page.html")
     shown = tab.locator("main").inner_text()
     assert EVIL in tab.locator(".lead p").inner_text() and tab.locator("main img, script").count() == 0
     assert tab.locator("h1").inner_text() == lines[0] and tab.locator(".lead.good").count() == 1
-    assert all(line in shown for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: ")))
+    said = [line.partition("; measured")[0] for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: "))]
+    missing = [line for line in said if line not in shown]
+    assert not missing
     assert (tmp_path / "page.html").stat().st_size < 100_000, "no chart, so no Plotly"
     assert watched.found == []

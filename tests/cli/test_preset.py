@@ -63,9 +63,10 @@ def test_list_names_every_preset_and_every_technique(run: Run) -> None:
 
 
 def test_show_gives_each_setting_its_reason_and_a_ledger_that_adds_up(run: Run) -> None:
-    code, out, err = run("show", "resident", *FOR_16_GB, "--batch-size", "32")
+    sized = (*FOR_16_GB, "--batch-size", "32", "--set", "per_device_train_batch_size=4")
+    code, out, err = run("show", "resident", *sized)
     assert code == 0 and err == ""
-    told = json.loads(run("show", "resident", *FOR_16_GB, "--batch-size", "32", "--json")[1])
+    told = json.loads(run("show", "resident", *sized, "--json")[1])
     for setting in told["settings"]:
         if setting["key"] not in ("model.origin", "model.architecture"):
             assert setting["reason"].split()[0] in out
@@ -202,6 +203,18 @@ def test_a_technique_takes_the_place_of_what_decides_the_same_thing(run: Run, tm
     code, _, err = run("copy", "lean", "a.json", *liger)
     assert code == 0 and json.loads((tmp_path / "a.json").read_text())["use_liger_kernel"] is True
     assert 'hf_memkit.preset("lean", techniques=["liger"], …)' in err
+
+
+def test_the_batch_is_the_largest_that_a_trace_shows_to_fit(run: Run, tmp_path: Path) -> None:
+    """Would notice: a batch that nobody traced, more than three traces, or a ledger without what they show."""
+    sizes = {"n_embd": 64, "n_head": 2, "n_layer": 2, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    asked = ("show", "checkpointed", "--model", str(tmp_path), "--gpu-memory", "2GB", "--ram", "64GB")
+    told = json.loads(run(*asked, "--batch-size", "64", "--json")[1])
+    size = told["arguments"]["per_device_train_batch_size"]
+    (reason,) = (s["reason"] for s in told["settings"] if s["key"] == "arguments.per_device_train_batch_size")
+    assert f"{size} fits" in reason and reason.count(" fits") <= 3 and size > 1
+    assert any(row["term"] == "by a trace, at its peak" for row in told["ledger"]["device"])
 
 
 def test_problems_stand_first(run: Run) -> None:

@@ -24,7 +24,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "predict -m no_such.module": ("-m no_such.module: no module 'no_such'",),
     "predict -m": ("-m: no module",),
     "predict notes.txt --model gpt2 --batch-size 4": ("--model: not with a", "-- --per_device_train_batch_size B"),
-    "predict notes.txt --recipe gpt2-on-16gb --no-trace": ("--recipe: not with a script", "--no-trace: not with"),
+    "predict notes.txt --recipe gpt2-on-16gb --batch-size 2": ("--recipe: not with a", "--batch-size: not with"),
     "predict train.py --learning_rate 1e-5": ("after --", "memkit predict --help"),
     "predict --model": ("memkit predict --help",),
     "predict --no-such-option": ("memkit predict --help",),

@@ -77,7 +77,7 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("variant", list(FILES))
 def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: Path, variant: str) -> None:
     asked = ["recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json"]
-    exported = quick_memkit(*asked, "--no-trace")
+    exported = quick_memkit(*asked)
     assert exported.returncode == 0, exported.stderr
     files = json.loads(exported.stdout)["files"]
     assert Path(files[0]).name == "train_text.py"

@@ -95,7 +95,7 @@ def test_every_variant_is_predicted_to_fit_or_says_why_not(name: str, variant: s
 def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
     spec = read_recipe(ROOT / "recipes" / f"{name}.yaml").rehearsal
     steps = min(STEPS[1], spec.steps, max(STEPS[0], TOKENS // (spec.sequences_per_step * spec.sequence_length)))
-    command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--no-trace", "--output", "run"]
+    command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--output", "run"]
     ran = process.run([*command, "--max-steps", str(steps)], tmp_path)
     assert ran.returncode == 0, ran.output[-4000:]
     said = [line for line in ran.output.splitlines() if line.startswith("PROBLEM")]

@@ -32,16 +32,14 @@ def _worker() -> Iterator[Worker]:
 
 def predicted(setup: Setup | None = None, **options: Any) -> Prediction:
     given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
-    trace = given.pop("trace", True)
-    return predict(replace(setup or small_setup(), job=Job(**given)), trace=trace)
+    return predict(replace(setup or small_setup(), job=Job(**given)))
 
 
-@pytest.mark.parametrize("trace", [True, False])
-def test_gradients_that_fp16_cannot_scale_are_refused(trace: bool) -> None:
-    """Would notice: "fits" for a checkpoint in bf16 under fp16, by formula too."""
+def test_gradients_that_fp16_cannot_scale_are_refused() -> None:
+    """Would notice: "fits" for a checkpoint in bf16 under fp16."""
     setup = small_setup({**GPT2, "dtype": "bfloat16"}, fp16=True)
     with pytest.raises(NoKernel, match='dtype="float32"'):
-        predicted(setup, trace=trace)
+        predicted(setup)
     for other in (
         setup.put("model.dtype", "float32", "a test's"),
         setup.put("adapter.r", 8, "a test's"),  # which PEFT keeps in fp32
@@ -61,15 +59,13 @@ def test_a_trace_is_the_first_choice() -> None:
     assert list(found.phases) == ["load", "data", "forward", "backward", "optimizer", "save"]
 
 
-def test_formulas_where_no_trace_is_wanted_or_possible() -> None:
-    found = predicted(trace=False)
-    assert found.confidence.level == "formula" and not found.peak_operation
+def test_what_cannot_be_traced_is_not_predicted() -> None:
+    """Would notice: numbers of something else in its place."""
     broken = small_setup().put("model.class", "NoSuchModel", "a test's")
     with pytest.raises(InputError, match="NoSuchModel"):
         predicted(broken)
-    compiled = predicted(small_setup(torch_compile=True))
-    assert compiled.confidence.level == "formula"
-    assert any("torch_compile" in note for note in compiled.notes)
+    with pytest.raises(InputError, match="torch_compile: a compiled model keeps what its compiler decides"):
+        predicted(small_setup(torch_compile=True))
 
 
 def test_8_bits_say_what_is_assumed_of_outliers() -> None:

@@ -12,9 +12,21 @@ import pytest
 from hf_memkit import preset
 from hf_memkit.cli.main import main
 from hf_memkit.errors import InputError
+from hf_memkit.prediction import Prediction
+from hf_memkit.setup import Setup
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "presets.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _without_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is accepted does not depend on what fits."""
+
+    def refuses(setup: Setup) -> Prediction:
+        raise InputError("not here")
+
+    monkeypatch.setattr("hf_memkit.presets.resolve.predict", refuses)
 
 
 def test_the_commands_of_the_page_are_accepted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers.training_args import OptimizerNames
 
 from hf_memkit import preset
 from hf_memkit.errors import RunError, SettingError
+from tests.conftest import Memkit
 
 CPU = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
 
@@ -69,9 +71,25 @@ def test_without_a_gpu_the_way_on_is_named(model: str, tmp_path: Path) -> None:
 
 def test_nothing_that_fits_is_not_called_fitting() -> None:
     setup = preset("8bit", model="gpt2-xl", gpu_memory="4GB", global_batch_size=8, use_hub=False)
-    assert setup.problems
+    assert any("needs at least" in problem for problem in setup.problems)
     (reason,) = (s.reason for s in setup.settings if s.key == "arguments.per_device_train_batch_size")
-    assert reason.endswith("the smallest possible, which does not fit by formula")
+    assert reason.endswith("the smallest: it cannot fit, whatever activations take")
+
+
+@pytest.mark.slow
+def test_a_script_that_sizes_its_batch_is_predicted_with_it(memkit: Memkit, model: str, tmp_path: Path) -> None:
+    """Would notice: the process that traces sizes taken for a training, or another batch than in the run."""
+    (tmp_path / "train.py").write_text(
+        "from datasets import Dataset\n"
+        "from hf_memkit import preset\n"
+        f"setup = preset('checkpointed', model={model!r}, gpu_memory='16GB', global_batch_size=8)\n"
+        "rows = Dataset.from_dict({'input_ids': [[1] * 8] * 16, 'labels': [[1] * 8] * 16})\n"
+        "trained = setup.load_model(random_weights=True)\n"
+        "setup.trainer('out', train_dataset=rows, model=trained).train()\n"
+    )
+    ran = memkit("predict", "train.py", "--gpu", "T4", "--no-search", "--json")
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert json.loads(ran.stdout)["request"]["micro_batch_size"] == 8
 
 
 @pytest.mark.operators

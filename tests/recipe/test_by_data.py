@@ -26,16 +26,17 @@ from hf_memkit import predict_recipe
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.hardware import Machine
+from hf_memkit.prediction import predict
 from hf_memkit.prediction.child.setup_trainer import rows_for
 from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.recipe.by_data import ByData, _chosen, _with, judge_of
-from hf_memkit.recipe.choose import predicted, resolve
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.recipe.run import run
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from tests.conftest import ROOT
+from tests.recipe.resolving import resolve
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -100,7 +101,7 @@ def test_the_worst_batch_is_the_run_s(
     options, recipe = RunOptions(Request(recipe=name, data=source, output="run")), load_recipe(name)
     options = RunOptions(options.request, setting=tuple(f"{key}={value}" for key, value in settings.items()))
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), predicted)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), predict)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -19,7 +19,6 @@ from hf_memkit import train
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.own_arguments import read_pairs
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import TrainingJob
@@ -36,6 +35,7 @@ from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from tests.conftest import Quick, read_json_lines
 from tests.loaded import Loaded
+from tests.recipe.resolving import resolve
 from tests.techniques.tiny_models import causal_model
 
 LENGTH = 64
@@ -235,8 +235,6 @@ def test_no_default_of_sftconfig_decides_memory(
     assert setup["arguments.assistant_only_loss"] is True
     assert "model_parts.chunked_loss" not in setup and "chunked-loss" not in setup.techniques
     assert any(note.startswith("chunked-loss is left out: TRL's SFTTrainer") for note in setup.notes)
-    terms = {row.term for row in setup.ledger.rows}
-    assert "SFTTrainer's tile of logits, gradients of its inputs" in terms
 
 
 @pytest.mark.parametrize("fp16", [False, True])

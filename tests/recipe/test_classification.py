@@ -14,7 +14,6 @@ from hf_memkit import train
 from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
@@ -22,6 +21,7 @@ from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries
 from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
+from tests.recipe.resolving import resolve
 
 TASK = find_task("text-classification")
 

@@ -10,13 +10,13 @@ from transformers import AutoModelForSequenceClassification, Trainer, TrainingAr
 
 from hf_memkit import train
 from hf_memkit.hardware import Machine, named_gpu
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
+from tests.recipe.resolving import resolve
 
 pytestmark = pytest.mark.bf16
 

@@ -13,7 +13,6 @@ from PIL import Image
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_images
 from hf_memkit.recipe.export.scripts.job import TrainingJob
@@ -24,6 +23,7 @@ from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
 from tests.conftest import of_this_cpu
+from tests.recipe.resolving import resolve
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,13 @@ from hf_memkit.components.stochastic_adafactor import Adafactor
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import describe
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
+from tests.recipe.resolving import resolve
 
 TASK = find_task("text-pairs")
 

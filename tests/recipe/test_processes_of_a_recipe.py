@@ -9,7 +9,7 @@ import pytest
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
 from hf_memkit.hardware import this_machine
 from hf_memkit.models import describe
-from hf_memkit.recipe.choose import predicted
+from hf_memkit.prediction import predict
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
@@ -39,11 +39,11 @@ def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
 @without_a_gpu
 @pytest.mark.parametrize(("asked", "processes"), [(None, 2), (1, 1)])
 def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> None:
-    options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked, no_trace=True)
+    options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked)
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
     job, _ = resolved_run(
-        options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)), predicted
+        options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)), predict
     )
     assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
     assert job.target["arguments.per_device_train_batch_size"] == 4
@@ -55,7 +55,7 @@ def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> No
 
 @without_a_gpu
 def test_dry_run_is_for_all_the_gpus(memkit: Memkit) -> None:
-    ran = memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--no-trace", "--json")
+    ran = memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--json")
     assert ran.returncode == 0, ran.stderr
     content = json.loads(ran.stdout)
     assert content["gpus"] == 8 and not content["setup"]["problems"]

@@ -9,10 +9,10 @@ import pytest
 
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.models import describe
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
+from tests.recipe.resolving import resolve
 
 
 @pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])

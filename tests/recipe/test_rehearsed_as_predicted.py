@@ -1,5 +1,4 @@
-"""A rehearsal goes through what the stored predictions choose for the GPU, not what a formula without activations
-would take."""
+"""A rehearsal goes through what the stored predictions choose for the GPU, and says what nobody has predicted."""
 
 from __future__ import annotations
 
@@ -8,19 +7,24 @@ from typing import Any
 import pytest
 
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
-from hf_memkit.recipe.choose import predicted
+from hf_memkit.prediction import Prediction
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.resolve import resolve
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
+
+
+def refuses(setup: Setup) -> Prediction:
+    raise AssertionError("a rehearsal traces nothing")
 
 
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), predicted)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), refuses)
     assert job.is_rehearsal and job.target is not None
     return job
 
@@ -51,8 +55,8 @@ def test_predicting_a_recipe_takes_the_same_choice() -> None:
     assert "activation-checkpointing" in setup.techniques and "predicted: " in setup.why
 
 
-def test_another_length_is_chosen_by_formula_which_says_so() -> None:
+def test_another_length_is_rehearsed_at_once_and_said_not_to_be_predicted() -> None:
+    """Would notice: a rehearsal that traces its target first, or calls it fitting."""
     job = rehearsed("bert-large-on-8gb", gpu="8GB", ram="32GB", sequence_length=128)
-    assert job.target is not None
-    (note,) = [note for note in job.target.notes if note.startswith("Activation checkpointing:")]
-    assert "fits by formula (formulas have no activations" in note
+    assert job.target is not None and job.target_prediction is None
+    assert "not predicted: memkit recipe bert-large-on-8gb --variant 8bit --dry-run predicts it" in job.target.why

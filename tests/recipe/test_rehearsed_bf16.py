@@ -109,7 +109,7 @@ def test_without_bf16_instructions_products_are_many_times_quicker() -> None:
 @pytest.mark.timeout(300)
 def test_a_rehearsal_says_what_it_does_not_compute_in(memkit: Memkit, tmp_path: Path) -> None:
     ran = memkit(
-        "recipe", "gpt2-on-16gb", "--variant", "resident", "--max-steps", "2", "--no-trace", "--output", "run",
+        "recipe", "gpt2-on-16gb", "--variant", "resident", "--max-steps", "2", "--output", "run",
         env={**HELD_BACK, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]

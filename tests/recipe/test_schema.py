@@ -12,11 +12,11 @@ from hf_memkit import resources
 from hf_memkit.errors import InputError, RecipeError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.predictions import stored
 from hf_memkit.recipe.schema import Recipe, load_recipe, read_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
+from tests.recipe.resolving import resolve
 
 FILES = sorted(resources.folder("recipes").rglob("*.y*ml"))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.hardware import Machine
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script, start_command
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.rehearse import rehearse
@@ -17,6 +16,7 @@ from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
+from tests.recipe.resolving import resolve
 
 
 def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> Setup:

@@ -11,7 +11,6 @@ import pytest
 from hf_memkit.components import mean_loss
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_speech
 from hf_memkit.recipe.export.scripts.job import TrainingJob
@@ -22,6 +21,7 @@ from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
+from tests.recipe.resolving import resolve
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from hf_memkit.hardware import Machine
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.settings import BF16_SUM_ERROR
 from hf_memkit.request import Request
 from tests.conftest import ROOT
+from tests.recipe.resolving import resolve
 
 
 @pytest.mark.parametrize(

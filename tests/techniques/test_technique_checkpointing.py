@@ -14,7 +14,6 @@ from hf_memkit import compat
 from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
 from hf_memkit.setup import Setup
 from hf_memkit.technique import find_technique
-from hf_memkit.techniques.activation_bytes import checkpoint_mode
 from hf_memkit.train.trainer import build_arguments, install_model_parts, trainer_options
 from tests.techniques.checkpointed_models import LAYERS, WAYS, config_of, model_of, one_pass, with_lora
 from tests.techniques.jobs import gpt2_job
@@ -53,7 +52,7 @@ def setup_of(technique: str, **values: Any) -> Setup:
     if technique != "offloaded-checkpointing":
         return setup
     # What a rehearsal puts in its place on a CPU, where no memory can be pinned.
-    assert checkpoint_mode(setup) == ("offloaded", 1)
+    assert setup["arguments.activation_checkpointing_kwargs"]["offload"] is True
     setup = setup.put("arguments.activation_checkpointing", False, "CPU")
     return setup.put("model_parts.checkpoint_offload", {"pin_memory": False}, "CPU")
 

@@ -14,12 +14,12 @@ import torch
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
 from hf_memkit import preset
+from hf_memkit.checks.rules.evaluation import cache_bytes
 from hf_memkit.components import streamed_metrics
 from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.errors import SettingError
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.activation_bytes import cache_bytes, cache_bytes_of
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import VOCABULARY, causal_model
@@ -188,8 +188,9 @@ def test_settings_and_a_value_that_is_none() -> None:
 
 def test_each_beam_has_a_cache_of_its_own() -> None:
     """tests/check/proofs_evaluation.py compares the formula with what a real generate() holds."""
-    one = cache_bytes(batch=2, beams=1, tokens=100, layers=3, heads=4, head_width=8)
+    plain = {"num_attention_heads": 4}
+    one = cache_bytes(plain, batch=2, beams=1, tokens=100, layers=3, width=32)
     assert one == 2 * 2 * 2 * 100 * 3 * 4 * 8
     grouped = {"num_attention_heads": 8, "num_key_value_heads": 2}
-    four = cache_bytes_of(grouped, batch=2, beams=4, tokens=100, layers=3, width=64)
-    assert four == cache_bytes(batch=2, beams=4, tokens=100, layers=3, heads=2, head_width=8)
+    four = cache_bytes(grouped, batch=2, beams=4, tokens=100, layers=3, width=64)
+    assert four == 4 * one / 2

@@ -18,12 +18,12 @@ from hf_memkit.components.cpu_offload_optimizer import CPUOffloadAdamW
 from hf_memkit.components.cpu_offload_optimizer import trainer_options as part_options
 from hf_memkit.errors import RunError
 from hf_memkit.hardware import Machine
-from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 from hf_memkit.techniques.ledger import offloaded_parameters
 from hf_memkit.train import build_arguments, trainer_options
+from tests.recipe.resolving import resolve
 from tests.techniques.proving import proves
 from tests.techniques.standin_streams import standin_streams
 from tests.tiny_trainer import samples, tiny_gpt2

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
 from hf_memkit.units import format_size
 
@@ -94,11 +93,11 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Found]:
     rows, length = subject.argument("per_device_train_batch_size", 8), subject.setting("data.sequence_length")
     if subject.setting(_KEY) != "eager" or model is None or gpu is None or not isinstance(length, int):
         return
-    heads = attention_heads(model)
-    if heads is None or not isinstance(rows, int) or subject.on("activation_checkpointing"):
+    names = ("num_attention_heads", "n_head", "num_heads")
+    heads = next((model.config[name] for name in names if model.config.get(name) is not None), None)
+    if not isinstance(heads, int) or not isinstance(rows, int) or subject.on("activation_checkpointing"):
         return
-    each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
-    kept = score_bytes(rows, heads, length, model.layers, bytes_of_score=each)
+    kept = 2 * rows * heads * length**2 * model.layers
     if kept * _SHARE_OF_GPU > gpu.usable_bytes:
         scores = f"{rows} × {heads} × {length}² scores in each of {model.layers} layers"
         why = f"eager attention keeps at least {scores} for backward: {format_size(kept)} in 16 bits"

@@ -8,8 +8,6 @@ from typing import Any, Final
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.rules.scripts import is_for_other_media, is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.activation_bytes import backward_bytes, layer_of, numbers_in
-from hf_memkit.units import format_mib
 
 _SWITCH: Final = "activation_checkpointing"
 _OPTIONS: Final = "activation_checkpointing_kwargs"
@@ -160,26 +158,6 @@ def every_nth_of_few(subject: Subject) -> Iterator[Found]:
         why = f"every_n_layers={every} checkpoints {-(-layers // every)} of {layers} layers"
         why += "; a larger number means fewer checkpointed layers and more memory"
         yield Found(_OPTIONS, why=why, argument=True)
-
-
-@any_job.warning(
-    why="layers that are recomputed together hold more memory than the segments save",
-    fix="leave segment_layers out: memkit then uses the length that holds least",
-    source="Chen et al. 2016, arXiv 1604.06174, section 4.1; formulas of hf_memkit/techniques/activation_bytes.py",
-    techniques=("segment-checkpointing",),
-)
-def segments_hold_more(subject: Subject) -> Iterator[Found]:
-    options = subject.setting("model_parts.checkpoint_segments")
-    if not isinstance(options, Mapping) or subject.model is None or int(options["segment_layers"]) <= 1:
-        return
-    length, layers = int(options["segment_layers"]), subject.model.layers
-    numbers = numbers_in(str(subject.setting("model.dtype", "float32")), mixed=subject.mixed)
-    layer = layer_of(subject.model, 1, numbers, fused_gelu=subject.has_setting("model_parts.fused_gelu"))
-    together, single = (backward_bytes("segments", layer, layers, k).device for k in (length, 1))
-    if together > single:
-        held = f"segments of {length} of {layers} layers hold {format_mib(1024 * together)} for 1024 tokens"
-        why = f"{held}, single layers {format_mib(1024 * single)} (by formula)"
-        yield Found("model_parts.checkpoint_segments", options, why=why)
 
 
 @any_job.warning(

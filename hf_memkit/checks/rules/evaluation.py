@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.activation_bytes import cache_bytes_of
 from hf_memkit.units import format_size
 
 _FOR_METRICS: Final = ("inputs", "loss")
@@ -145,11 +144,34 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
         return
     beams = subject.argument("generation_num_beams") or 1
     batch = subject.argument("per_device_eval_batch_size", 8)
-    size = cache_bytes_of(
+    size = cache_bytes(
         model.config, batch=int(batch), beams=int(beams), tokens=tokens, layers=model.layers, width=model.width
     )
     if size > gpu.usable_bytes:
         key, value = ("generation_num_beams", beams) if beams != 1 else ("generation_max_length", tokens)
         cache = f"{batch} samples × {beams} beams × {tokens} tokens take {format_size(size)} of keys and values"
-        why = f"{cache} (by formula); {gpu.name} has {format_size(gpu.usable_bytes)} available"
+        why = f"{cache}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
         yield Found(key, value, why=why, argument=True)
+
+
+def cache_bytes(
+    config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int, each: int = 2
+) -> int:
+    """Bytes of the keys and values that generation keeps, at its last token.
+
+    2 × bytes × batch × beams × tokens × layers × heads × head width: each beam has its own cache (transformers
+    5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`). Reordering beams copies one layer's share
+    on top.
+
+    Args:
+        config: the model's values; without head counts in them all of `width` is kept.
+        batch: samples at once (`per_device_eval_batch_size`).
+        beams: `generation_num_beams`.
+        tokens: of prompt and answer together.
+        layers, width: the model's.
+        each: bytes of a number.
+    """
+    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
+    head_width = int(config.get("head_dim") or width // heads)
+    kept = int(config.get("num_key_value_heads") or heads)  # grouped-query models have fewer
+    return 2 * each * batch * beams * tokens * layers * kept * head_width

@@ -33,6 +33,10 @@ _PYTHON: Final = str(Path(os.__file__).parent)
 """The folder of Python's own library."""
 
 
+_TRACES: Final = "hf_memkit.prediction.child.serve"
+"""What `hf_memkit.preset` starts where it sizes a batch: it trains nothing."""
+
+
 def no_real_training(refuse: Refuse) -> None:
     """Until `train()` has been traced this process and its forks start no training. `refuse`: ends the script, and is
     given its result."""
@@ -42,7 +46,7 @@ def no_real_training(refuse: Refuse) -> None:
             with contextlib.suppress(UnicodeError, TypeError, IndexError, OSError):  # the start itself will fail
                 words, folder, environment = STARTS[event](arguments)
                 found = training_command(words, folder, environment)
-                if found is not None:
+                if found is not None and _TRACES not in words:
                     instead = found.target or "the training script that it starts"
                     refuse(_error(f"starts a real training: {found}. Give memkit what that runs: {instead}"))
 
