@@ -154,9 +154,9 @@ def title_of(setup: Setup) -> str:
 
 def batch_of(setup: Setup) -> str:
     """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
-    from hf_memkit.recipe.tasks import task_of
+    from hf_memkit.recipe.by_data import padded
 
-    longest = "up to " if "data.task" in setup and task_of(setup).padded(setup) else ""
+    longest = "up to " if "data.task" in setup and padded(setup) else ""
     return f"{setup.micro_batch_size} × {longest}{setup.sequence_length} tokens"
 
 

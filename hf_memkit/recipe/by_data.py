@@ -19,6 +19,7 @@ from hf_memkit.prediction.from_script import BatchNeeds
 from hf_memkit.recipe.choose import Judge
 from hf_memkit.recipe.sources import is_here
 from hf_memkit.recipe.tasks import task_of
+from hf_memkit.recipe.tasks.task import PaddedTask
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 
@@ -44,11 +45,17 @@ def judge_of(request: Request) -> Judge:
 
 def _bound(setup: Setup) -> Prediction:
     found = predict(setup)
-    if not task_of(setup).padded(setup):
+    if not padded(setup):
         return found
     return found.with_notes(
         f"data of the hub are not downloaded for a prediction: predicted with rows of {setup.sequence_length} tokens"
     )
+
+
+def padded(setup: Setup) -> tuple[str, ...]:
+    """Columns that are padded to the longest row of a micro-batch; none where all batches have one size."""
+    task = task_of(setup)
+    return task.padded(setup) if isinstance(task, PaddedTask) else ()
 
 
 def batches_of(judge: Judge, setup: Setup, found: Prediction) -> BatchNeeds | None:
@@ -123,9 +130,8 @@ def _chosen(setup: Setup) -> tuple[Chosen | None, Sequence[str]]:
 
     from hf_memkit.prediction.child.batches import chosen_batches
 
-    task = task_of(setup)
-    columns = task.padded(setup)
-    if not columns:
+    task, columns = task_of(setup), padded(setup)
+    if not columns or not isinstance(task, PaddedTask):
         return None, ()
     said: list[str] = []
     examples = task.prepare(setup, said.append)

@@ -20,7 +20,6 @@ from transformers import (
 from transformers.modeling_flash_attention_utils import _is_packed_sequence
 
 from hf_memkit.components.pad_batches import PadBatches
-from hf_memkit.recipe.packing import Blocks
 from hf_memkit.techniques.sequences import LEAKING
 from tests.check.plain import plain_proof
 from tests.check.real import arguments, model, refused
@@ -202,10 +201,7 @@ def grouping_packed_samples() -> None:
 
 @plain_proof("blocks-need-no-padding", fails="unshown")
 def blocks_need_no_padding() -> None:
-    import numpy as np
-
-    blocks = Blocks(np.arange(64, dtype=np.int32).reshape(8, 8))
     collator = PadBatches(8)
-    batch = collator([blocks[number] for number in range(8)])
+    batch = collator([{"input_ids": row, "labels": row} for row in torch.arange(64).reshape(8, 8)])
     assert collator.padding_tokens == 0 and torch.equal(batch["input_ids"], torch.arange(64).reshape(8, 8))
     refused("a sample has no input_ids", lambda: collator([{"text": "x"}]))

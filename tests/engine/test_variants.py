@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.recipe.data import load_documents
-from hf_memkit.recipe.packing import pack
+from hf_memkit.recipe.export.scripts.train_text import blocks_of
 from hf_memkit.units import MIB
 from tests.conftest import VARIANTS, Memkit, read_json_lines
 
@@ -34,16 +34,20 @@ def saved_model_loss(
     content: dict[str, Any], folder: Path, text_file: Path | None = None, processes: int = 1
 ) -> float:
     """The held-out loss of the saved model, computed in this one process, without Trainer or DeepSpeed."""
+    import numpy as np
     import torch
+    from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     settings = {s["key"]: s["value"] for s in content["setup"]["settings"]}
     source = None if text_file is None else str(text_file)
     documents = load_documents(source, default_hub_id="none/none", default_hub_config=None, hub_reachable=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    packed = pack(documents, tokenizer, sequence_length=settings["data.sequence_length"], holdout_fraction=0.05)
+    rows, length = Dataset.from_dict({"text": list(documents)}), settings["data.sequence_length"]
+    every = [block["input_ids"] for block in blocks_of(rows, "text", tokenizer, length)]
+    held_out = np.array(every[-max(1, round(0.05 * len(every))) :])
     batch = settings["arguments.per_device_eval_batch_size"] * processes
-    blocks = torch.tensor(packed.held_out.array[: len(packed.held_out) // batch * batch]).long()
+    blocks = torch.tensor(held_out[: len(held_out) // batch * batch]).long()
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         return float(model(blocks, labels=blocks).loss)

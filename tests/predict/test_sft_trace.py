@@ -3,10 +3,17 @@ the path of a GPU."""
 
 from __future__ import annotations
 
+import re
+import types
 from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
+from hf_memkit.prediction.child.sft import head_of_triton
 from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.prediction.worker import Worker
 from tests.fewer import pairs
@@ -61,3 +68,20 @@ def test_packed_sequences_have_a_mask_of_their_own(worker: Worker) -> None:
         setup = setup.put("arguments.per_device_train_batch_size", 1, "a row of one is not padded")
         peaks.append(traced(worker, SetupTraining(setup, 2048)).peak().size_bytes)
     assert 2048**2 < peaks[1] - peaks[0] < 8 * 2048**2, peaks
+
+
+def test_without_triton_the_head_takes_the_path_of_a_gpu() -> None:
+    """Would notice: predictions of SFTTrainer on a machine without Triton with the larger tiles of TRL's other path
+    (five times the memory for a vocabulary of 64,000), or other names in another TRL."""
+    import trl.kernels.chunked_logprob as installed
+
+    copy: Any = types.ModuleType("copy")
+    source = Path(installed.__file__).read_text()
+    with mock.patch("transformers.utils.is_triton_available", lambda: False):
+        exec(compile(source, installed.__file__, "exec"), vars(copy))
+    kernels = {name: vars(copy)[name] for name in ("_forward_kernel", "_backward_kernel")}
+    assert not copy._use_triton(torch.device("cuda")) and not hasattr(copy, "triton")
+    head_of_triton(copy)
+    assert copy._use_triton(torch.device("cuda")) and not copy._use_triton(torch.device("cpu"))
+    assert all(vars(copy)[name] is not kernel for name, kernel in kernels.items())
+    assert set(re.findall(r"\btriton\.(\w+)", source)) <= {"cdiv", "jit", "language"}

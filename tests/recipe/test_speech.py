@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from hf_memkit.components import mean_loss
-from hf_memkit.errors import InputError
+from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_speech
@@ -53,6 +53,19 @@ def rehearsal(speech: Recipe, machine: Machine, clips: Path, output: Path) -> Re
     return RecipeRun(
         "whisper-small-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed
     )
+
+
+def test_a_transcript_with_too_many_tokens(
+    speech: Recipe, small_gpu: Machine, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would notice: a model that fails at its first batch; a folder that a run that never began leaves behind."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (clips / "12.wav").write_bytes((clips / "00.wav").read_bytes())
+    with (clips / "metadata.csv").open("a") as table:
+        table.write(f"12.wav,{'one two ' * 400}\n")
+    with pytest.raises(DataError, match=r"12\.wav: its transcript has more than"):
+        run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), print, ranks_from_environment())
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_decoder_limits_the_length(speech: Recipe, small_gpu: Machine) -> None:

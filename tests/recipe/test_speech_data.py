@@ -17,7 +17,7 @@ from hf_memkit.components.speech_batches_sound import read_sound, resample, seco
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
-from hf_memkit.recipe.tasks.speech_recognition import _from_files, _short_enough
+from hf_memkit.recipe.tasks.speech_recognition import _from_files
 from hf_memkit.recipe.tasks.whisper_tokenizer import token_values, train_whisper_tokenizer
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -227,22 +227,6 @@ def test_other_sound_needs_soundfile_and_says_so(tmp_path: Path) -> None:
         load(tmp_path)
     assert "soundfile" in str(caught.value) and str(caught.value).startswith(f"{path}: not a ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_transcript_with_too_many_tokens(tmp_path: Path, processor: Any) -> None:
-    (pairs(tmp_path) / "one.txt").write_text("one " * 40)
-    rows = load(tmp_path)
-    count = len(label_tokens(processor.tokenizer, "one " * 40))
-    assert _short_enough(rows, processor.tokenizer, count) == (rows, 0)
-    with pytest.raises(DataError) as caught:
-        _short_enough(rows, processor.tokenizer, count - 1)
-    assert str(caught.value) == (
-        f"{tmp_path}/one.wav: its transcript has {count} tokens; the maximum is {count - 1}. Cut file and text into "
-        f"pieces, or give a larger --sequence-length"
-    )
-    of_hub = rows.remove_columns("where")
-    short, left_out = _short_enough(of_hub, processor.tokenizer, count - 1)
-    assert left_out == 1 and short["text"] == ["the words of two"]
 
 
 def wav(samples: Any, kind: int, bits: int, extensible: bool = False) -> bytes:

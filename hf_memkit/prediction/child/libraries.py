@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
+from hf_memkit.prediction.child.sft import head_of_triton
 from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup import Setup
@@ -113,6 +114,8 @@ def before_a_script(*, on_gpu: bool) -> None:
     if on_gpu:
         _tf32_is_available()
         when_imported("bitsandbytes.functional", _calls_by_pointer_do_nothing)
+        if not _installed("triton"):
+            when_imported("trl.kernels.chunked_logprob", head_of_triton)
 
 
 def _no_function_has_rules(trace_rules: Any) -> None:

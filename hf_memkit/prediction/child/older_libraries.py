@@ -201,14 +201,6 @@ def hub_kernel_loader() -> str:
     return next(name for name in names if hasattr(hub_kernels, name))
 
 
-def config_class() -> type:
-    """The base class of models' configs."""
-    from transformers import configuration_utils
-
-    found = getattr(configuration_utils, "PreTrainedConfig", None) or configuration_utils.PretrainedConfig  # 4.57
-    return found  # type: ignore[no-any-return]
-
-
 def grown_masks(model: Any, before: Mapping[str, Any], after: dict[str, Any], tokens: int) -> None:
     """Makes the mask of what is generated longer by so many tokens, where `_update_model_kwargs_for_generation` has
     made it longer by one, whatever it was asked for."""

@@ -8,12 +8,9 @@ the head leaves out, is not known.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
-from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.inputs import Behind, Rows
 from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.setup import Setup
@@ -51,26 +48,9 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
-def install_fused_head() -> None:
-    """The head takes the path of a GPU with Triton, and launches no kernel (trl 1.16.0: kernels/chunked_logprob.py).
-
-    Raises:
-        Unmodelled: this TRL has another head.
-    """
-    import trl
-
-    kernels: Any = None
-    head: Any = None
-    with contextlib.suppress(ImportError):
-        kernels = importlib.import_module("trl.kernels.chunked_logprob")
-        head = importlib.import_module("trl.trainer.utils")
-    if not hasattr(kernels, "_forward_kernel") or not hasattr(head, "_use_triton"):
-        raise Unmodelled(
-            f"trl {trl.__version__}: memkit traces the SFTTrainer of trl 1.16 and later; run: pip install 'trl>=1.16'"
-        )
-
-    def on_gpu(device: Any) -> bool:
-        return bool(device.type == "cuda")
+def head_of_triton(kernels: Any) -> None:
+    """Where Triton is not installed, TRL's head takes the path of a GPU with it all the same, and launches no kernel
+    (trl 1.16.0: kernels/chunked_logprob.py). `kernels`: that module, before others import from it."""
 
     class Kernel:
         def __init__(self, name: str) -> None:
@@ -79,8 +59,7 @@ def install_fused_head() -> None:
         def __getitem__(self, grid: Any) -> Any:
             return lambda *arguments, **options: launched(self.name, arguments)
 
-    for module in (kernels, head):
-        module._use_triton = on_gpu
+    kernels._use_triton = lambda device: device.type == "cuda"
     for name in ("_forward_kernel", "_backward_kernel"):
         setattr(kernels, name, Kernel(name))
     kernels.triton = SimpleNamespace(cdiv=lambda size, block: -(-size // block))

@@ -12,7 +12,7 @@ from hf_memkit.recipe.tables import Table, hold_out, load_table
 from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, as_json, conversation, form_of
 from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, Tokenised, checksum, tokenise, training_template
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, PaddedTask, Say, Settings
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
@@ -50,7 +50,7 @@ class _Reader:
         }
 
 
-class _Chat(Task):
+class _Chat(PaddedTask):
     name: ClassVar[str] = "chat"
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
     trainer_class: ClassVar[str] = "trl:SFTTrainer"

@@ -19,8 +19,8 @@ from hf_memkit.recipe.tasks.image_files import (
     list_images,
     split_folders,
 )
-from hf_memkit.recipe.tasks.media import checksum, hub_rows, loader_arguments, whole_config
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.media import hub_rows, loader_arguments, whole_config
+from hf_memkit.recipe.tasks.task import Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
 
@@ -84,20 +84,6 @@ class _ImageClassification(Task):
         if isinstance(source, HubData):
             return *_from_hub(source, setup["data.columns"]), False
         return _from_files(source, setup["data.columns"])
-
-    def prepare(self, setup: Setup, say: Say) -> Examples:
-        rows, labels, told, own = self.read(setup)
-        say(f"Data: {told}")
-        train, held_out = _split(rows, own, float(setup["data.held_out"]))
-        processor, why = _image_processor(setup)
-        say(f"Image processor: {why}")
-        return Examples(
-            train,
-            held_out,
-            processor,
-            checksum(train, "image", "label", repr(tuple(labels))),
-            {"labels": list(labels)},
-        )
 
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
         """As ImageFolder has them, its column of paths is `file_name`."""

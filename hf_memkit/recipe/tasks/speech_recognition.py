@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Final
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
 from hf_memkit.recipe.sources import HubData, kept, source_of, stamps
-from hf_memkit.recipe.tables import hold_out
 from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_columns, audio_rows, list_audio, text_columns
-from hf_memkit.recipe.tasks.media import checksum, hub_rows, loader_arguments, told_at_once, whole_config
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.media import hub_rows, loader_arguments, whole_config
+from hf_memkit.recipe.tasks.task import Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
 
@@ -37,7 +36,7 @@ class _SpeechRecognition(Task):
     example: ClassVar[str] = EXAMPLE
     script: ClassVar[str] = "train_speech"
     script_needs: ClassVar[tuple[str, ...]] = ("soundfile",)
-    script_reads: ClassVar[tuple[str, ...]] = ("language",)
+    script_reads: ClassVar[tuple[str, ...]] = ("language", "sequence_length")
     made_up_by: ClassVar[str] = "made_up_speech"
 
     def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
@@ -79,23 +78,6 @@ class _SpeechRecognition(Task):
         if isinstance(source, HubData):
             return _from_hub(source, setup["data.columns"], longest_s)
         return _from_files(source, setup["data.columns"], longest_s)
-
-    def prepare(self, setup: Setup, say: Say) -> Examples:
-        extractor, heard = _feature_extractor(setup)
-        rows, told = self.read(setup, float(extractor.chunk_length))
-        say(f"Data: {told}")
-        say(f"Feature extractor: {heard}")
-        tokenizer, why, is_own = _tokenizer(setup, rows)
-        say(f"Tokenizer: {why}")
-        rows, left_out = _short_enough(rows, tokenizer, int(setup["data.sequence_length"]))
-        if left_out:
-            say(f"Left out: {left_out} transcripts of more than {setup['data.sequence_length']} tokens")
-        train, held_out = hold_out(rows, float(setup["data.held_out"]))
-        with quiet_transformers():
-            from transformers import WhisperProcessor
-
-            processor = WhisperProcessor(extractor, tokenizer)
-        return Examples(train, held_out, processor, checksum(train, "audio", "text"), {"own_tokenizer": is_own})
 
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
         """As AudioFolder and others have them."""
@@ -214,33 +196,6 @@ def _tokenizer(setup: Setup, rows: Any) -> tuple[Any, str, bool]:
     except ValueError as error:
         raise DataError(f"--data: no tokenizer can be trained on its transcripts: {error}") from error
     return trained, f"byte-level BPE of {len(trained)} entries, trained here on the transcripts; {why}", False
-
-
-def _short_enough(rows: Any, tokenizer: Any, longest: int) -> tuple[Any, int]:
-    """(rows whose labels fit, how many do not). Local files are the user's to cut: there that is a mistake.
-
-    Raises:
-        DataError: a transcript of a local file has more tokens than `longest`.
-    """
-    from hf_memkit.components.speech_batches import label_tokens
-
-    counts = [len(label_tokens(tokenizer, text)) for text in rows["text"]]
-    usable = [number for number, count in enumerate(counts) if count <= longest]
-    if len(usable) == len(rows):
-        return rows, 0
-    if "where" not in rows.column_names:
-        return rows.select(usable), len(rows) - len(usable)
-    places = rows["where"]
-    raise told_at_once(
-        [
-            f"{places[number]}: its transcript has {count} tokens; the maximum is {longest}. Cut file and text into "
-            f"pieces, or give a larger --sequence-length"
-            for number, count in enumerate(counts)
-            if count > longest
-        ],
-        len(rows),
-        "transcripts are too long",
-    )
 
 
 TASK = _SpeechRecognition()

@@ -1,12 +1,8 @@
 """What a task is: the kind of data that a recipe trains on, and everything that depends on it.
 
-```
---data, or the default data set ──> prepare ──> Examples ──> trainer_options ──> Trainer
-                                                   └──> model_values: what the data says of the model (labels)
-```
-
-A task reads and checks all data before a model is loaded and before anything is written. Its messages name the file,
-the line, what was expected, and an example of it.
+Its script (`recipe/export/scripts`) trains. Here are the settings that follow from the task, and its data as it is
+checked before anything is written, and as predictions need it. Messages name the file, the line, what was expected,
+and an example of it.
 """
 
 from __future__ import annotations
@@ -48,13 +44,6 @@ class Examples:
     processing_class: Any
     checksum: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-def label_values(examples: Examples) -> dict[str, Any]:
-    """Config values of a model that tells classes apart, `examples.facts["labels"]`."""
-    labels = examples.facts["labels"]
-    numbers = {label: number for number, label in enumerate(labels)}
-    return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers}
 
 
 class Task(ABC):
@@ -129,19 +118,6 @@ class Task(ABC):
             DataError: it cannot be used; says where, why, and what was expected.
         """
 
-    @abstractmethod
-    def prepare(self, setup: Setup, say: Say) -> Examples:
-        """Reads, checks and cuts the data.
-
-        Raises:
-            DataError: it cannot be used; says where, why, and what was expected.
-        """
-
-    def padded(self, setup: Setup) -> tuple[str, ...]:
-        """Columns of the examples that are padded to the longest row of a micro-batch: `input_ids`, and `labels` where
-        these have their own lengths. None where all batches have one size."""
-        return ()
-
     def framing(self, setup: Setup) -> Framing | None:
         """The special tokens of a tokenizer that is trained on the task's texts."""
         return None
@@ -164,3 +140,20 @@ class Task(ABC):
     def examples(self) -> Iterable[Mapping[str, Any]]:
         """Rows with the default columns: the data of an exported script where no hub can be reached."""
         return ()
+
+
+class PaddedTask(Task):
+    """One whose rows have lengths of their own, and are padded to the longest of a micro-batch."""
+
+    @abstractmethod
+    def prepare(self, setup: Setup, say: Say) -> Examples:
+        """Reads, checks and tokenises the data, as the script does: for predictions by its lengths.
+
+        Raises:
+            DataError: it cannot be used; says where, why, and what was expected.
+        """
+
+    @abstractmethod
+    def padded(self, setup: Setup) -> tuple[str, ...]:
+        """Columns of the examples that are padded: `input_ids`, and `labels` where these have their own lengths. None
+        where all batches have one size."""

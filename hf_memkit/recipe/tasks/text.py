@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tasks.made_up_texts import help_texts
-from hf_memkit.recipe.tasks.task import Examples, Say, Task
+from hf_memkit.recipe.tasks.task import Task
 from hf_memkit.recipe.tokenizer import CONTINUED, Framing
 from hf_memkit.setup import Setup
 
@@ -36,24 +35,6 @@ class _LanguageModeling(Task):
             text_column=data["text_column"],
             hub_reachable=not own and hub_reachable(),
         )
-
-    def prepare(self, setup: Setup, say: Say) -> Examples:
-        from hf_memkit.recipe.packing import pack
-        from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
-
-        data = setup.section("data")
-        documents = self.read(setup)
-        say(f"Data: {documents.source}")
-        chosen = get_tokenizer(
-            data["tokenizer"], documents, vocabulary_size=data["vocabulary_size"], allow_download=hub_reachable()
-        )
-        say(f"Tokenizer: {chosen.reason}")
-        check_vocabulary(chosen.tokenizer, data["vocabulary_size"])
-        packed = pack(
-            documents, chosen.tokenizer, sequence_length=data["sequence_length"], holdout_fraction=data["held_out"]
-        )
-        checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
-        return Examples(packed.train, packed.held_out, chosen.tokenizer, checksum)
 
     def framing(self, setup: Setup) -> Framing:
         return CONTINUED

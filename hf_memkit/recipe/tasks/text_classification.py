@@ -23,7 +23,7 @@ from hf_memkit.recipe.tables import (
     tokenizer_for,
 )
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, PaddedTask, Say, Settings
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
@@ -52,7 +52,7 @@ class _Reader:
         return {"text": text, "text_pair": pair, "label": name, "place": where}
 
 
-class _TextClassification(Task):
+class _TextClassification(PaddedTask):
     name: ClassVar[str] = "text-classification"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     model_parts: ClassVar[Settings] = {"mean_loss": ({}, "the model averages its loss over the examples itself")}

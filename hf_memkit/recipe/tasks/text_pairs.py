@@ -23,7 +23,7 @@ from hf_memkit.recipe.tables import (
     tokenizer_for,
 )
 from hf_memkit.recipe.tasks.made_up_texts import summaries
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, PaddedTask, Say, Settings
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
@@ -34,7 +34,7 @@ _MULTIPLE: Final = 8
 """Of the tokens of a batch: tensor cores are fast then."""
 
 
-class _TextPairs(Task):
+class _TextPairs(PaddedTask):
     name: ClassVar[str] = "text-pairs"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     trainer_class: ClassVar[str] = "hf_memkit.components.generating_trainer:GeneratingTrainer"

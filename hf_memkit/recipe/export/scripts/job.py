@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -62,7 +63,7 @@ class TrainingJob:
         """
         data = self.data
         if "files" in data:
-            files = [str(self.folder / name) for name in data["files"]]
+            files = [glob.escape(str(self.folder / name)) for name in data["files"]]  # patterns, to load_dataset
             rows = load_dataset(data["format"], data_files=files, split="train", **data.get("format_options", {}))
         else:
             rows = load_dataset(data["hub_id"], data["hub_config"], split=data["hub_split"])

@@ -70,6 +70,10 @@ def main() -> None:
         **job.trainer_options(model, arguments, tokenizer),
     )
     tokenizer.chat_template = own_template
+    longest = arguments.max_length
+    cut = 0 if arguments.packing else sum(len(ids) >= longest for ids in trainer.train_dataset["input_ids"])
+    if cut:
+        print(f"{cut} of {len(train_dataset)} conversations fill {longest} tokens, and were cut if they were longer")
     job.ready(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()

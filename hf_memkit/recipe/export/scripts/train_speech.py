@@ -15,7 +15,7 @@ from transformers import AutoModelForSpeechSeq2Seq, Seq2SeqTrainingArguments, Wh
 
 from hf_memkit import attach
 from hf_memkit.components.generating_trainer import GeneratingTrainer
-from hf_memkit.components.speech_batches import SpeechBatches, WordErrors
+from hf_memkit.components.speech_batches import SpeechBatches, WordErrors, label_tokens
 from hf_memkit.components.speech_batches_sound import seconds_of
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 
@@ -56,7 +56,6 @@ def main() -> None:
     data = job.data
 
     rows = read_speech(job)
-    train_dataset, eval_dataset = job.hold_out(rows)
     tokens: dict[str, int] = {}  # config values of a tokenizer that is not the model's own
     if data["tokenizer"] is None:
         from hf_memkit.recipe.tasks.whisper_tokenizer import token_values, train_whisper_tokenizer
@@ -67,6 +66,16 @@ def main() -> None:
     else:
         spoken = {"language": data["language"], "task": "transcribe"} if data["language"] else {}
         processor = WhisperProcessor.from_pretrained(data["tokenizer"], **spoken)
+
+    most = data["sequence_length"]  # tokens
+    too_long = {
+        number for number, text in enumerate(rows["text"]) if len(label_tokens(processor.tokenizer, text)) > most
+    }
+    if too_long and "hub_id" not in data:
+        name = rows[min(too_long)]["audio"]["path"]
+        raise SystemExit(f"{name}: its transcript has more than {most} tokens; cut file and text into pieces")
+    rows = rows.select(sorted(set(range(len(rows))) - too_long))
+    train_dataset, eval_dataset = job.hold_out(rows)
 
     arguments = job.training_arguments(Seq2SeqTrainingArguments)
     model = job.load_model(AutoModelForSpeechSeq2Seq, **tokens)

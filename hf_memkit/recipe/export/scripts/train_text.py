@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,11 +46,10 @@ PLAIN = {"add_special_tokens": False, "return_attention_mask": False, "verbose":
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """A long text in pieces that end where a line does, so that their tokens are those of the text."""
+    """A long text in pieces that end where no token goes across: between two lines, or else before a word."""
     while len(text) > PIECE:
-        end = text.rfind("\n", 1, PIECE) + 1 or text.rfind(" ", 1, PIECE)
-        if end <= 0:
-            break
+        lines = [found.end() for found in re.finditer(r"(?<=\S)\n(?=\S)", text[:PIECE])]
+        end = (lines or [found.start() for found in re.finditer(r"(?<=\S) (?=\S)", text[:PIECE])] or [PIECE])[-1]
         yield text[:end]
         text = text[end:]
     yield text
