@@ -159,7 +159,7 @@ def clear(folder: str) -> None:
     path = Path(folder)
     if not (path / RUN_FILE).exists():
         return  # whatever lies here, no run of memkit wrote it
-    for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs"):
+    for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs", path / "__pycache__"):
         if old.is_dir():
             shutil.rmtree(old)
     with suppress(RunError):  # a damaged run file names nothing

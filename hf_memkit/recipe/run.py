@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -160,6 +161,7 @@ def _take_away(files: Iterable[Path], folder: Path) -> None:
     """What a run has written that did not come to its first step."""
     for path in files:
         path.unlink(missing_ok=True)
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     with suppress(OSError):  # there is something else in it
         folder.rmdir()
 

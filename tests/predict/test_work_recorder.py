@@ -222,7 +222,7 @@ ASKS: Final = {
     "libraries.py: training_args.is_torch_tf32_available", "ranks.py: accelerate.data_loader.synchronize_rng_states",
     "libraries.py: module.get_torch_obj_rule_map", "libraries.py: refs._reshape_view_helper",
     "libraries.py: tokenizer_utils.fix_untrained_tokens", "libraries.py: trace_rules.get_torch_obj_rule_map",
-    "ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: module._use_triton",
+    "ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: kernels._use_triton",
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_trainers.py: Trainer.__init__",
     "trl_trainers.py: module.SamplingParams", "trl_trainers.py: module.StructuredOutputsParams",

@@ -13,7 +13,7 @@ import pytest
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace, rounded
 from hf_memkit.prediction.trace_request import ScriptRequest
-from hf_memkit.prediction.worker import Worker, lent_worker
+from hf_memkit.prediction.worker import Worker, close_idle, lent_worker
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.user_script import UserScript
 from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, traced, training
@@ -182,6 +182,7 @@ for line in sys.stdin:
 
 def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: two at once that share one, one that has other variables than the script, one that was closed."""
+    close_idle()  # of other tests
     monkeypatch.setattr("hf_memkit.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
     request = ScriptRequest(UserScript("train.py"), ".", {})
 
