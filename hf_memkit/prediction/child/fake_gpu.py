@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,6 +20,15 @@ from torch import nn
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.work_recorder import launched
+
+
+def no_function_has_rules(trace_rules: Any) -> None:
+    """Nothing is compiled here. Several functions of `torch.cuda` are one, for which torch would find two rules."""
+    none: Any = functools.cache(dict)  # torch clears its cache
+    for module in [each for name, each in sys.modules.items() if name.startswith("torch._dynamo")]:
+        if hasattr(module, "get_torch_obj_rule_map"):
+            module.get_torch_obj_rule_map = none  # type: ignore[attr-defined]
+    trace_rules.get_torch_obj_rule_map = none
 
 
 def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:

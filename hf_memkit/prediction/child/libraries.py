@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
-from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
+from hf_memkit.prediction.child.fake_gpu import no_function_has_rules, one_stream, replace_compiler
 from hf_memkit.prediction.child.sft import head_of_triton
 from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
@@ -109,22 +109,13 @@ def before_a_script(*, on_gpu: bool) -> None:
     _constants_can_be_copied()
     _tensors_become_numbers()
     _views_raise_what_real_ones_raise()
-    when_imported("torch._dynamo.trace_rules", _no_function_has_rules)
+    when_imported("torch._dynamo.trace_rules", no_function_has_rules)
     when_imported("unsloth_zoo.tokenizer_utils", _no_weight_is_looked_at)
     if on_gpu:
         _tf32_is_available()
         when_imported("bitsandbytes.functional", _calls_by_pointer_do_nothing)
         if not _installed("triton"):
             when_imported("trl.kernels.chunked_logprob", head_of_triton)
-
-
-def _no_function_has_rules(trace_rules: Any) -> None:
-    """Nothing is compiled here. Several functions of `torch.cuda` are one, for which torch would find two rules."""
-    none: Any = functools.cache(dict)  # torch clears its cache
-    for module in [each for name, each in sys.modules.items() if name.startswith("torch._dynamo")]:
-        if hasattr(module, "get_torch_obj_rule_map"):
-            module.get_torch_obj_rule_map = none  # type: ignore[attr-defined]
-    trace_rules.get_torch_obj_rule_map = none
 
 
 def _views_raise_what_real_ones_raise() -> None:

@@ -25,9 +25,10 @@ from typing import Any, Final
 import yaml
 
 from hf_memkit.launched import FRONT_ENDS
-from hf_memkit.prediction.child.fake_gpu import one_gpu
+from hf_memkit.prediction.child.fake_gpu import no_function_has_rules, one_gpu
 from hf_memkit.prediction.child.no_real_training import STARTS
 from hf_memkit.prediction.child.training_commands import training_command
+from hf_memkit.when_imported import when_imported
 
 _UNKNOWN: Final = 3
 """Stands for the number of GPUs of the machine that will train, which is unknown here. accelerate asks only whether
@@ -179,6 +180,7 @@ def _front_end(name: str, words: list[str], gpus: int) -> Found:
     if gpus:
         import torch
 
+        when_imported("torch._dynamo.trace_rules", no_function_has_rules)
         one_gpu(_GPU, 2**40)
         torch.cuda.device_count = lambda: gpus
     before, output = dict(os.environ), sys.stdout
