@@ -198,7 +198,7 @@ def _histories() -> list[Case]:
 
 
 def _compiled() -> list[Case]:
-    """Not traced by memkit yet: by formula."""
+    """Measured alone: memkit does not predict compiled models yet."""
     return [
         _case("gpt2", "bf16-autocast", "compile", micro_batch=8),
         _case("llama-1b", "bf16-autocast", "compile", length=2048),

@@ -123,7 +123,7 @@ def read_command(
         InputError: no script is in it, or its launcher refuses it.
     """
     own: dict[str, str] = {}
-    rest = list(words[1:] if words[0] == "env" else words)
+    rest = list(words[1:] if words[:1] and words[0] == "env" else words)
     while rest and _ASSIGNMENT.match(rest[0]):
         name, _, own_value = rest.pop(0).partition("=")
         own[name] = own_value

@@ -63,7 +63,9 @@ def found_command(
 
     launched = read_command(words, environment, gpus=gpus or 1)
     if not launched.is_launcher and not launched.front_end:
-        _refuse_several_gpus(words, {**(os.environ if environment is None else environment), **launched.environment})
+        _refuse_several_gpus(
+            launched.before, {**(os.environ if environment is None else environment), **launched.environment}
+        )
     if launched.gpus is None and gpus is None:
         _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
     variables = {**(os.environ if environment is None else environment), **launched.environment}
@@ -73,8 +75,12 @@ def found_command(
 
 def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
     """
+    Args:
+        words: the command up to the script.
+        environment: its variables.
+
     Raises:
-        InputError: Python is started for several GPUs, by nobody who says so to Trainer.
+        InputError: plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
     """
     tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
     if "srun" in words and tasks is not None:

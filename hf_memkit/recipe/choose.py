@@ -2,7 +2,7 @@
 
 In: a recipe, a machine, a request and a judge. Out: the setup, with the prediction that decided. Each candidate is
 judged, cheapest first, until one fits. A trace takes seconds, so what cannot fit, whatever its activations take, is
-not traced, and says so. What nobody has predicted is never said to fit.
+not traced, and the reason says why. Only a prediction makes a candidate fit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def unjudged(setup: Setup) -> Prediction:
     Raises:
         InputError: always.
     """
-    raise InputError("nobody asked")
+    raise InputError("no prediction was asked for")
 
 
 def stored_or(judge: Judge | None, recipe: Recipe) -> Judge:

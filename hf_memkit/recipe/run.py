@@ -123,6 +123,8 @@ def run(
         is_small = setup.get("arguments.use_cpu")
         say("The small model starts from random weights." if is_small else f"WARNING: RANDOM weights, {of}.")
     script = Path(job.output) / f"{task_of(setup).script}.py"
+    if not script.exists():
+        raise RunError(f"--resume: {script}: no such file. Restore it, or {start_again(job.output)}")
     training = _Training(job, say, ranks, content, resuming=resume is not None)
     started = time.monotonic()
     with swap.held(say):
@@ -158,7 +160,7 @@ def _write_folder(job: RecipeRun) -> list[Path]:
 
 
 def _take_away(files: Iterable[Path], folder: Path) -> None:
-    """What a run has written that did not come to its first step."""
+    """Removes the files of a run that failed before its first step."""
     for path in files:
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
@@ -167,16 +169,16 @@ def _take_away(files: Iterable[Path], folder: Path) -> None:
 
 
 class _Stopped(BaseException):
-    """The training was told to stop; what stands below `train()` in the script is left out. Nothing catches it."""
+    """Ends the script below `train()` after a signal. `except Exception` in the script does not catch it."""
 
 
 class _Training:
-    """A recipe's script, and what its Trainer gets beside.
+    """One run of a recipe's script. It acts where the script calls `Trainer.train()`.
 
     Attributes:
-        has_begun: whether its first step was about to begin.
-        is_stopped: whether a signal ended it.
-        result: what it came to, on rank 0.
+        has_begun: whether the data and the model were found good, and the first step began.
+        is_stopped: whether a signal ended the training.
+        result: losses and metrics for the run file; on rank 0 only.
     """
 
     def __init__(self, job: RecipeRun, say: Say, ranks: Ranks, content: dict[str, Any], *, resuming: bool) -> None:
@@ -207,7 +209,7 @@ class _Training:
             if left.code not in (None, 0):
                 raise DataError(str(left.code)) from None
         except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
-            why = _known(error, script.parent.resolve(), self._job.setup)
+            why = _why_it_failed(error, script.parent.resolve(), self._job.setup)
             if why is None:
                 raise
             raise RunError(why) from error
@@ -257,7 +259,7 @@ class _Training:
         return ended
 
     def _compare_data(self, trainer: Any) -> None:
-        """Notes what is trained on in the run file.
+        """Writes the checksum of the training data into the run file, and prints how much data there is.
 
         Raises:
             RunError: another machine, or the run that goes on, has other data.
@@ -305,7 +307,8 @@ class _Training:
 
 @contextmanager
 def _on_its_own(folder: Path) -> Iterator[None]:
-    """What a script in that folder changes in this process is as before afterwards, but for libraries."""
+    """Restores what the script changes in this process: `__main__`, `sys.argv`, `sys.path`, and modules of its
+    folder."""
     main, arguments, path, loaded = sys.modules["__main__"], sys.argv, list(sys.path), set(sys.modules)
     try:
         yield
@@ -316,9 +319,9 @@ def _on_its_own(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _known(error: BaseException, folder: Path, setup: Setup) -> str | None:
-    """In one line why the script failed, where the model could not be loaded, or one of the parts beside the script
-    cannot do its work; None: for another reason."""
+def _why_it_failed(error: BaseException, folder: Path, setup: Setup) -> str | None:
+    """Why the script failed, in one line, if its model cannot be loaded or a part of the setup refused the model;
+    None: for another reason, which needs its traceback."""
     frames = [entry.f_code for entry, _ in traceback.walk_tb(error.__traceback__)]
     if any(code.co_name == "from_pretrained" for code in frames) and isinstance(error, OSError | ValueError):
         return train.why_not_loaded(setup["model.name"], error)
@@ -418,13 +421,11 @@ def _result(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
 
 
 def _of_classes(trainer: Trainer) -> dict[str, Any]:
-    """Of rows with a class each: `labels`, and `majority_accuracy`: of whoever always says the class that is most
-    frequent in training. Empty: there are none."""
-    trained, held_out = (list(rows["labels"]) if "labels" in rows.column_names else [] for rows in (
-        trainer.train_dataset, trainer.eval_dataset,
-    ))  # fmt: skip
-    if not trained or not isinstance(trained[0], int):
+    """If each row has one class: the classes (`labels`), and the accuracy of always answering with the most frequent
+    class of the training data (`majority_accuracy`); else empty."""
+    if "labels" not in trainer.train_dataset.column_names or not isinstance(trainer.train_dataset[0]["labels"], int):
         return {}
+    trained, held_out = list(trainer.train_dataset["labels"]), list(trainer.eval_dataset["labels"])
     majority = Counter(trained).most_common(1)[0][0]
     names: dict[int, str] = trainer.model.config.id2label
     return {"labels": list(names.values()), "majority_accuracy": held_out.count(majority) / len(held_out)}

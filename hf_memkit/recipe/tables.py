@@ -10,7 +10,6 @@ nothing is written beside the user's files, and nothing is kept of a table with 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import os
 from collections import Counter
@@ -311,19 +310,3 @@ def as_tokens(
         if full:
             say(f"Cut: {full} of {len(made)} {what} reach the maximum of {limit} tokens; what follows is cut")
     return made
-
-
-def checksum(rows: Any) -> str:
-    """SHA-256 of the rows' names, lengths and numbers, however they lie in their files."""
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    digest = hashlib.sha256()
-    for table in rows.with_format("arrow").iter(batch_size=_BATCH):
-        for name in sorted(table.column_names):
-            digest.update(name.encode())
-            column = table.column(name)
-            if hasattr(column.type, "value_type"):
-                digest.update(compute.list_value_length(column).to_numpy().tobytes())
-                column = compute.list_flatten(column)
-            digest.update(column.to_numpy().tobytes())
-    return digest.hexdigest()

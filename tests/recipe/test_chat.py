@@ -29,7 +29,7 @@ from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.recipe.tasks.chat_markup import CHATML
-from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, checksum, tokenise, training_template
+from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, tokenise, training_template
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -110,7 +110,6 @@ def test_the_rows_are_those_that_sfttrainer_makes(
         assert made.rows[name][:] == expected[name][:], name
     assert made.cut > 0 and made.trained_tokens <= made.tokens == sum(map(len, made.rows["input_ids"]))
     assert (made.trained_tokens < 0.6 * made.tokens) == assistant_only
-    assert checksum(made.rows) == checksum(made.rows) != checksum(made.rows.select(range(1, len(made.rows))))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -78,7 +78,7 @@ class TestWhatIsRead:
         assert sorted(held) == [0] * 5 + [1] * 3 + [2] and held != sorted(held)
         assert len(examples.train) == 82 - len(held)
         again = prepared(write(tmp_path / "b.jsonl", lines(*rows)), held_out=0.1)
-        assert again.held_out["labels"][:] == held and again.checksum == examples.checksum
+        assert again.held_out["labels"][:] == held
 
     @pytest.mark.parametrize(("kinds", "second"), [(2, {0, 1}), (1, {0})])
     def test_pairs_are_told_apart_where_the_model_can(self, tmp_path: Path, kinds: int, second: set[int]) -> None:

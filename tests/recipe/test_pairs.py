@@ -85,11 +85,11 @@ def test_sources_have_the_prefix_and_each_side_its_length(small: Setup, pairs: E
 def test_the_same_data_has_the_same_checksum_and_other_data_another(
     small: Setup, pairs: Examples, tmp_path: Path
 ) -> None:
-    from hf_memkit.recipe.tables import checksum
+    from hf_memkit.recipe.run import checksum
 
     pairs.train.save_to_disk(str(tmp_path / "train"))
-    assert checksum(datasets.load_from_disk(str(tmp_path / "train"))) == pairs.checksum
-    assert checksum(pairs.train.select([*range(1, len(pairs.train)), 0])) != pairs.checksum
+    assert checksum(datasets.load_from_disk(str(tmp_path / "train"))) == checksum(pairs.train)
+    assert checksum(pairs.train.select([*range(1, len(pairs.train)), 0])) != checksum(pairs.train)
 
 
 def test_rouge_l_is_the_paper_s() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
+import yaml
 from datasets import Dataset
 
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export.scripts import train_text
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.export.scripts.train_text import blocks_of, pieces_of
 from hf_memkit.recipe.tokenizer import train_tokenizer
 
@@ -48,3 +51,14 @@ def test_long_texts_in_pieces_give_the_same_blocks(tokenizer: Any, monkeypatch: 
 def test_no_text_is_lost_between_pieces(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_text, "PIECE", 10)
     assert "".join(pieces_of(text)) == text and all(pieces_of(text))
+
+
+def test_a_file_with_brackets_in_its_name_is_read(tmp_path: Path) -> None:
+    """Would notice: a name that `load_dataset` takes for a pattern, and a missing column that fails later."""
+    (tmp_path / "notes[1].jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    data = {"files": ["notes[1].jsonl"], "format": "json"}
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
+    job = TrainingJob(tmp_path)
+    assert job.load_rows(["text"])["text"][:] == ["one", "two"]
+    with pytest.raises(SystemExit, match=r"notes\[1\].jsonl: no column 'body'; there are text"):
+        job.load_rows(["body"])

@@ -35,9 +35,7 @@ def calls_not_run(trainer: Any) -> dict[str, str]:
         trainer: whose `train()` was called.
     """
     found: dict[str, str] = {}
-    files: dict[
-        str, tuple[set[int], set[int]]
-    ] = {}  # of the running code: lines that have been passed, and are to come
+    files: dict[str, tuple[set[int], set[int]]] = {}  # lines of the running code: passed, and to come
     running: dict[str, list[int]] = {}
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         file = frame.f_code.co_filename
@@ -105,8 +103,8 @@ def notes_on_calls(found: Mapping[str, str], model: Any) -> Iterator[str]:
     if packed and any(name in found for name in _MERGES):
         dtypes = {each.quant_state.dtype: None for each in packed}
         size = sum(2 * each.element_size() * each.numel() * each.quant_state.dtype.itemsize for each in packed)
-        said = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
-        yield f"the 4-bit weights take {format_size(size)} in {said}, in which adapters are merged into them"
+        names = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
+        yield f"the 4-bit weights take {format_size(size)} in {names}, in which adapters are merged into them"
     if "train" in found:
         yield f"not predicted: a second train() ({found['train']}). Give memkit a script with that training alone"
     if "loop" in found:

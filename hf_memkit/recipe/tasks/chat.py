@@ -11,7 +11,7 @@ from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tables import Table, hold_out, load_table
 from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, as_json, conversation, form_of
-from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, Tokenised, checksum, tokenise, training_template
+from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, Tokenised, tokenise, training_template
 from hf_memkit.recipe.tasks.task import Examples, PaddedTask, Say, Settings
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
@@ -140,7 +140,7 @@ class _Chat(PaddedTask):
             "trained_tokens": made.trained_tokens,
             "packed": packing,
         }
-        return Examples(made.rows, evaluated.rows, tokenizer, checksum(made.rows), facts)
+        return Examples(made.rows, evaluated.rows, tokenizer, facts)
 
     def framing(self, setup: Setup) -> Framing:
         return CHATML_FRAMING

@@ -11,7 +11,6 @@ of Llama 3.1 to 3.3 is marked here. For any other, nothing is guessed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -97,15 +96,6 @@ def tokenise(
 
             kept = pack_dataset(kept, length, "bfd")
     return Tokenised(kept, count, cut, without_label, tokens, trained)
-
-
-def checksum(rows: Any) -> str:
-    """SHA-256 of the rows' tokens and labels."""
-    found = hashlib.sha256()
-    for batch in rows.with_format("arrow").iter(batch_size=1000):
-        for name in ("input_ids", "labels"):
-            found.update(json.dumps(batch.column(name).to_pylist()).encode())
-    return found.hexdigest()
 
 
 def _one(row: dict[str, Any], tokenizer: Any, template: str, length: int, assistant_only: bool) -> dict[str, Any]:

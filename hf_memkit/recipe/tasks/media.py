@@ -7,7 +7,6 @@ which knows them by path, size and time of change, so that a second run checks n
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,19 +62,6 @@ def hub_rows(wanted: HubData, columns: Mapping[str, str], kind: Any, roles: Mapp
         raise DataError(f"{wanted.name}: column {names[0]!r}: expected {what}, found {rows.features[names[0]]}")
     rows = rows.select_columns(names).cast_column(names[0], kind(decode=False))
     return rows.rename_columns({name: role for name, role in zip(names, roles, strict=True) if name != role})
-
-
-def checksum(rows: Any, media: str, beside: str, start: str = "") -> str:
-    """SHA-256 of the files' contents, each with what the column `beside` says of it. Files that are not here, or were
-    not checked, count by their bytes or names."""
-    digest = hashlib.sha256(start.encode())
-    own = "sha256" in rows.column_names
-    for row in rows.select_columns(["sha256" if own else media, beside]):
-        if not own:
-            content = row[media]["bytes"] or row[media]["path"].encode()
-        name = row["sha256"] if own else hashlib.sha256(content).hexdigest()
-        digest.update(f"{name} {row[beside]}\n".encode())
-    return digest.hexdigest()
 
 
 def only_table(folder: Path, files: Iterable[Path]) -> Path | None:

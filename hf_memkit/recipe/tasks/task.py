@@ -35,14 +35,12 @@ class Examples:
         train, held_out: `datasets.Dataset`, or the `Blocks` of packed text. Images and sound stay files until they
             are asked for.
         processing_class: tokenizer, image processor or feature extractor, as Trainer takes and saves it.
-        checksum: SHA-256 of what is trained on: a run goes on with the same examples only.
         facts: what else the data says, as plain data: labels, counts.
     """
 
     train: Any
     held_out: Any
     processing_class: Any
-    checksum: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

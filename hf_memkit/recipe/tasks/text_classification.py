@@ -18,7 +18,6 @@ from hf_memkit.recipe.tables import (
     as_tokens,
     cell,
     checked_text,
-    checksum,
     load_table,
     tokenizer_for,
 )
@@ -104,7 +103,7 @@ class _TextClassification(PaddedTask):
         held = last_of_each(given, float(data["held_out"]))
         taken = set(held)
         train = rows.select([index for index in range(len(rows)) if index not in taken])
-        return Examples(train, rows.select(held), tokenizer, checksum(train), {"labels": labels})
+        return Examples(train, rows.select(held), tokenizer, {"labels": labels})
 
     def padded(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids",)

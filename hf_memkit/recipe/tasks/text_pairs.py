@@ -17,7 +17,6 @@ from hf_memkit.recipe.tables import (
     Table,
     as_tokens,
     checked_text,
-    checksum,
     hold_out,
     load_table,
     tokenizer_for,
@@ -98,7 +97,7 @@ class _TextPairs(PaddedTask):
         encode = partial(_encode, tokenizer, data["prefix"], length, target_length)
         limits = {"input_ids": ("sources", length), "labels": ("targets", target_length)}
         train, held_out = hold_out(as_tokens(table.rows, encode, limits, say), data["held_out"])
-        return Examples(train, held_out, tokenizer, checksum(train))
+        return Examples(train, held_out, tokenizer)
 
     def padded(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids", "labels")

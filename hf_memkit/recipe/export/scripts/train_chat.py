@@ -72,7 +72,7 @@ def main() -> None:
     tokenizer.chat_template = own_template
     longest = arguments.max_length
     cut = 0 if arguments.packing else sum(len(ids) >= longest for ids in trainer.train_dataset["input_ids"])
-    if cut:
+    if cut and arguments.process_index == 0:
         print(f"{cut} of {len(train_dataset)} conversations fill {longest} tokens, and were cut if they were longer")
     job.ready(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
