@@ -62,13 +62,11 @@ def found_command(
     from hf_memkit.launched import read_command
 
     launched = read_command(words, environment, gpus=gpus or 1)
+    variables = {**(os.environ if environment is None else environment), **launched.environment}
     if not launched.is_launcher and not launched.front_end:
-        _refuse_several_gpus(
-            launched.before, {**(os.environ if environment is None else environment), **launched.environment}
-        )
+        _refuse_several_gpus(launched.before, variables)
     if launched.gpus is None and gpus is None:
         _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
-    variables = {**(os.environ if environment is None else environment), **launched.environment}
     own_gpus, own_nodes = launched.sizes(gpus, nodes)
     return replace(launched, gpus=own_gpus, nodes=own_nodes, environment=variables)
 
