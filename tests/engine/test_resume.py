@@ -110,6 +110,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     stopped_at = records[-1]["steps"]
     assert (tmp_path / "run" / f"checkpoint-{stopped_at}" / "trainer_state.json").exists()
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "run" / "model").exists(), "what stands below train() was run"
 
     text_file.write_text(text_file.read_text() * 2)
     changed = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
