@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,10 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora", "auto"])
 def test_a_dry_run_prints_a_complete_setup(
-    capsys: pytest.CaptureFixture[str], empty_folder: Path, variant: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, empty_folder: Path, variant: str
 ) -> None:
+    empty = shutil.disk_usage(empty_folder)._replace(free=100 * 2**30)  # infinity wants 27 GiB
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: empty)
     options = ["--dry-run", "--json", "--gpu-memory", "16GB", "--ram", "64GB", "--variant", variant]
     code = main(["recipe", "gpt2-on-16gb", *options])
     assert code == 0
