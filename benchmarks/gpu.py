@@ -3,15 +3,15 @@
     python benchmarks/gpu.py                           # the cases of gpu_cases.py that are not measured yet; exit
                                                        # code 1: time was up, run it again to go on
     python benchmarks/gpu.py "train.py --bf16 True"    # these scripts instead, each with its arguments, in one word
-    python benchmarks/gpu.py --at-once 3               # libraries load beside another case's training: memory only
     python benchmarks/gpu.py --rehearse                # the same path on a CPU; never evidence
-    python benchmarks/gpu.py --predict-for "H100 80GB" --ram 128GB --cpus 16
-                                                       # on any machine: what trainings will be compared with
+    python benchmarks/gpu.py --predict-for H200 --ram 128GB --cpus 16 --results predict-h200
+                                                       # on any machine: what trainings will be compared with; of
+                                                       # those that are measured, the step time as it is priced now
     python scripts/predict_docs.py                     # the tables, from the results
 
-Every case runs in a process of its own. Its result is written to `benchmarks/results/predict.json` as soon as it is
-known: fits, does not fit (out of memory), refused (with the reason), or failed (with the error). Without a GPU: one
-line, and exit code 2.
+Every case runs in a process of its own. Its result is written to `benchmarks/results/NAME.json` (`--results NAME`) as
+soon as it is known: fits, does not fit (out of memory), refused (with the reason), or failed (with the error). Without
+a GPU: one line, and exit code 2.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ import argparse
 import json
 import os
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +29,6 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
 from benchmarks.gpu_cases import Case, cases
-from benchmarks.gpu_child import TURN
 from benchmarks.gpu_measure import STEPS, case_limit_s, measure, predicted
 from benchmarks.provenance import RESULTS, provenance
 from hf_memkit.hardware import Machine, described_machine, this_machine, use_one_gpu
@@ -55,49 +51,23 @@ def flush(path: Path, rows: Mapping[str, dict[str, Any]], *, rehearsal: bool) ->
     temporary.replace(path)
 
 
-def measure_all(
-    wanted: Sequence[Case], path: Path, *, on_cpu: bool, max_steps: int, slice_s: float = SLICE_S, at_once: int = 1
-) -> int:
-    """Measures the cases that have no measurement yet; 0 if all of them then have one, 1 if time ran out.
-
-    Several `at_once` wait for one another before they use the GPU (`gpu_child.take_gpu`). Their libraries load at the
-    same time, which slows the host of the one that trains: rows then have no times.
-    """
+def measure_all(wanted: Sequence[Case], path: Path, *, on_cpu: bool, max_steps: int, slice_s: float = SLICE_S) -> int:
+    """Measures the cases that have no measurement yet; 0 if all of them then have one, 1 if time ran out."""
     started = time.monotonic()
     rows = load_results(path)
-    writing, time_is_up = threading.Lock(), threading.Event()
-
-    def measure_one(case: Case) -> None:
+    for case in wanted:
         before = rows.get(case.name)
         if before is not None and before["status"] != PREDICTED:
-            return
-        if time_is_up.is_set() or time.monotonic() - started + case_limit_s(case) > slice_s:
-            if not time_is_up.is_set():
-                print(f"time is up before {case.name}; run it again to go on")
-            time_is_up.set()
-            return
+            continue
+        if time.monotonic() - started + case_limit_s(case) > slice_s:
+            print(f"time is up before {case.name}; run it again to go on")
+            return 1
         measured = measure(case, on_cpu=on_cpu, max_steps=max_steps, before=before)
         row = {"case": case.name, **asdict(case), **measured, **provenance()}
-        if at_once > 1:
-            row = without_times(row)
-        with writing:
-            rows[case.name] = row
-            flush(path, rows, rehearsal=on_cpu)
+        rows[case.name] = row
+        flush(path, rows, rehearsal=on_cpu)
         print("\n".join(lines_of(row)), flush=True)
-
-    if at_once == 1:
-        for case in wanted:
-            measure_one(case)
-        return int(time_is_up.is_set())
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
-        os.environ[TURN] = str(Path(folder) / "turn")
-        try:
-            for done in [pool.submit(measure_one, case) for case in wanted]:
-                done.result()
-        except BaseException:
-            time_is_up.set()  # what has not begun will not
-            raise
-    return int(time_is_up.is_set())
+    return 0
 
 
 def lines_of(row: Mapping[str, Any]) -> list[str]:
@@ -111,23 +81,20 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without what it says of speed."""
-    kept = {key: value for key, value in row.items() if key not in ("step_time_ms", "tokens_per_s", "wall_time_s")}
-    if "errors" in kept:
-        kept["errors"] = {key: value for key, value in kept["errors"].items() if key != "step_time"}
-    if "runs" in kept:
-        kept["runs"] = {key: without_times(run) for key, run in kept["runs"].items()}
-    return kept
-
-
 def predict_all(wanted: Sequence[Case], machine: Machine, path: Path) -> int:
     """Writes predictions for a machine that need not be this one."""
     rows = load_results(path)
     for case in wanted:
-        if case.kind in ("script", "history") or case.name in rows:
+        before = rows.get(case.name, {})
+        if case.kind in ("script", "history", "kernels") or before.get("status") == PREDICTED:
+            continue
+        if before and "step_time_ms" not in before:
             continue
         found = predicted(case, machine, on_cpu=False)
+        if before:
+            rows[case.name] = {**before, "priced_since_s": found.get("predicted_step_s"), "priced_on": provenance()}
+            flush(path, rows, rehearsal=False)
+            continue
         rows[case.name] = {
             "case": case.name, **asdict(case), "status": PREDICTED, **found, "predicted_on": provenance()
         }  # fmt: skip
@@ -144,13 +111,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps a case")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--results", default="predict", metavar="NAME", help="name of their file: one a GPU")
     parser.add_argument("--rehearse", action="store_true", help="run the path on a CPU; never evidence")
     parser.add_argument("--slice", type=float, default=SLICE_S, metavar="SECONDS", help="when a slice ends")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="load N cases together, for memory only")
     parser.add_argument("--predict-for", metavar="GPU", help="only predict, for this GPU")
     parser.add_argument("--ram", help="that machine's RAM")
     parser.add_argument("--cpus", type=int, help="that machine's CPU cores")
     options = parser.parse_args(arguments)
+    if options.rehearse:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     use_one_gpu()
     every = [Case(line, kind="script", script=line) for line in options.scripts] or cases()
     wanted = [case for case in every if options.only in case.name]
@@ -160,13 +129,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.predict_for:
         machine = described_machine(options.predict_for, None, options.ram, None, option="--predict-for")
         machine = replace(machine, cpu_count=options.cpus or machine.cpu_count)
-        return predict_all(wanted, machine, options.out / "predict.json")
+        return predict_all(wanted, machine, options.out / f"{options.results}.json")
     if not options.rehearse and this_machine().gpu is None:
         print("benchmarks/gpu.py: this machine has no CUDA GPU; nothing was measured", file=sys.stderr)
         return 2
     return measure_all(
-        wanted, options.out / f"predict{'-rehearsal' * options.rehearse}.json", on_cpu=options.rehearse,
-        max_steps=options.steps, slice_s=options.slice, at_once=options.at_once,
+        wanted, options.out / f"{options.results}{'-rehearsal' * options.rehearse}.json", on_cpu=options.rehearse,
+        max_steps=options.steps, slice_s=options.slice,
     )  # fmt: skip
 
 

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 
 from hf_memkit.architectures import ARCHITECTURES
 
-Kind = Literal["script", "train", "edge", "history"]
+Kind = Literal["script", "train", "edge", "history", "kernels"]
 """`script`: `memkit run --predict` of a script; `train`: a setup, predicted and measured; `edge`: trained with the
 predicted smallest cap, and with less; `history`: the allocator's history is recorded, which takes time, and replayed
-by the model of the allocator."""
+by the model of the allocator; `kernels`: how long each operation's kernels take, for `operation_time.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ def cases() -> list[Case]:
         *_more(),
         *_histories(),
         *_compiled(),
+        *_kernels(),
     ]
 
 
@@ -197,10 +198,24 @@ def _histories() -> list[Case]:
     ]
 
 
+def _kernels() -> list[Case]:
+    bf16 = {"bf16": True}
+    return [
+        _case("gpt2", "bf16-autocast", micro_batch=8, kind="kernels"),
+        _case("gpt2-xl", "bf16-autocast", "activation-checkpointing", "adamw-8bit", micro_batch=8, kind="kernels"),
+        _case("llama-1b", "bf16-autocast", length=2048, kind="kernels"),
+        _case("bert-large", arguments=bf16, micro_batch=32, length=512, kind="kernels"),
+        _case("vit-large", arguments=bf16, micro_batch=64, kind="kernels"),
+        _case("t5-large", arguments=bf16, micro_batch=8, length=512, kind="kernels"),
+        _case("whisper-small", arguments=bf16, micro_batch=8, length=200, kind="kernels"),
+    ]
+
+
 def _compiled() -> list[Case]:
     """Measured alone: memkit does not predict compiled models yet."""
     return [
         _case("gpt2", "bf16-autocast", "compile", micro_batch=8),
+        _case("gpt2", "bf16-autocast", "compile", micro_batch=8, kind="history"),
         _case("llama-1b", "bf16-autocast", "compile", length=2048),
         _case("gpt2-xl", "bf16-autocast", "activation-checkpointing", "compile", micro_batch=8),
     ]
@@ -214,5 +229,7 @@ def _case(model: str, *techniques: str, arguments: Mapping[str, Any] | None = No
         if key in options:
             words.append(f"{key.replace('_', ' ')} {options[key]}")
     words += ["evaluates"] if options.get("evaluates") else []
-    words += {"edge": ["at the edge"], "history": ["its history"]}.get(options.get("kind", ""), [])
+    words += {"edge": ["at the edge"], "history": ["its history"], "kernels": ["its kernels"]}.get(
+        options.get("kind", ""), []
+    )
     return Case(f"{model}: {', '.join(words) or 'defaults'}", model, techniques, arguments=own, **options)

@@ -1,12 +1,12 @@
 """The measured process of `gpu.py`: trains a setup on made-up data of the shape that was predicted.
 
-In: a folder with `job.json`. Out: `result.json` there, and the records of the training.
+In: a line of standard input with a folder that has `job.json`, after this has said `ready`; then any line, upon which
+it trains. Out: `result.json` in that folder, the records of the training, and what was printed (`output.txt`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -17,21 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a
 
 from hf_memkit.units import GIB
 
-TURN: Final = "MEMKIT_BENCHMARK_TURN"
-"""Variable with the file whose lock a measured process holds while it uses the GPU."""
+READY: Final = "ready"
 
 _POOL: Final = 2**20
 """Random numbers that are made once and repeated: drawing billions of them would take minutes."""
-
-
-def take_gpu() -> None:
-    """Waits until no other measured process uses the GPU, and keeps it until this process ends.
-
-    Several cases may start at once, because libraries and models load on the CPU; they train one after another.
-    """
-    if path := os.environ.get(TURN):
-        turn = os.open(path, os.O_RDWR | os.O_CREAT)  # never closed: its end gives the turn back
-        fcntl.flock(turn, fcntl.LOCK_EX)
 
 
 def run(folder: Path, job: dict[str, Any]) -> int:
@@ -53,8 +42,6 @@ def run(folder: Path, job: dict[str, Any]) -> int:
 
     on_cpu: bool = job["on_cpu"]
     setup = Setup.from_json(job["setup"])
-    model = None if "model.quantization" in setup else build_model(setup)  # on the CPU, beside another case's training
-    take_gpu()
     if job["cap_bytes"] is not None and not on_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, job["cap_bytes"] / total))
@@ -65,7 +52,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
             train.require_packages(setup)
             arguments = train.build_arguments(setup, own_arguments(folder, job))
             set_seed(arguments.seed)
-            model = build_model(setup) if model is None else model
+            model = build_model(setup)
             train.install_model_parts(model, setup)
             options = train.trainer_options(setup, model=model, arguments=arguments)
         except MemkitError as error:
@@ -77,17 +64,58 @@ def run(folder: Path, job: dict[str, Any]) -> int:
         trainer = Trainer(model=model, args=arguments, train_dataset=data, **options)
         del model
         attach(trainer, output_dir=folder, summary=False, html=False)
+        kernels = KernelTimes() if job["kernels"] and not on_cpu else None
+        if kernels is not None:
+            trainer.add_callback(kernels.callback())
+        sys.stdin.readline()  # until nothing else loads on this machine
         trainer.train()
         if job["evaluates"]:
             size = arguments.per_device_eval_batch_size
             trainer.evaluate(as_tensors(rows(size, 2 * size)))
         found: dict[str, Any] = {"expected_steps": trainer.state.global_step}
+        if kernels is not None:
+            found["kernels"] = kernels.by_operation()
         if torch.cuda.is_available():
             found["reserved_at_end_gib"] = torch.cuda.memory_reserved() / GIB
     optimizer = trainer.optimizer
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return write(folder, {**found, "optimizer_class": type(optimizer).__name__})
+
+
+class KernelTimes:
+    """Which operation's kernels take how long in one step, the first after `WARM`."""
+
+    WARM: Final = 3
+
+    def __init__(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+
+    def callback(self) -> Any:
+        import torch
+        from transformers import TrainerCallback
+
+        recorded, warm = self._profile, self.WARM
+
+        class AroundOneStep(TrainerCallback):  # type: ignore[misc]
+            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if state.global_step == warm:
+                    torch.cuda.synchronize()
+                    recorded.start()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if state.global_step == warm + 1:
+                    torch.cuda.synchronize()
+                    recorded.stop()
+
+        return AroundOneStep()
+
+    def by_operation(self) -> dict[str, list[int]]:
+        """`{operation: [calls, microseconds of its kernels]}`; a kernel that no operation starts by its own name."""
+        rows = self._profile.key_averages()
+        return {row.key: [row.count, round(row.self_device_time_total)] for row in rows if row.self_device_time_total}
 
 
 def as_tensors(rows: Any) -> Any:
@@ -168,6 +196,20 @@ def write(folder: Path, content: Any) -> int:
     return 0
 
 
+def main() -> int:
+    """Loads the libraries, says `ready`, and does the job whose folder it is then given."""
+    from transformers import Trainer  # noqa: F401
+
+    import hf_memkit.callback
+    import hf_memkit.train  # noqa: F401
+
+    print(READY, flush=True)
+    folder = Path(sys.stdin.readline().strip())
+    output = os.open(folder / "output.txt", os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    return run(folder, json.loads((folder / "job.json").read_text()))
+
+
 if __name__ == "__main__":
-    there = Path(sys.argv[1])
-    raise SystemExit(run(there, json.loads((there / "job.json").read_text())))
+    raise SystemExit(main())

@@ -8,6 +8,7 @@ the `edge` cases are trained twice, in the predicted smallest cap, which must do
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shlex
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.gpu_cases import MODELS, Case
+from benchmarks.gpu_child import READY
 from benchmarks.gpu_summary import errors
 from hf_memkit.errors import MemkitError, RunError
 from hf_memkit.gpu_rates import rates_of
@@ -42,6 +44,7 @@ from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques import ledger
 from hf_memkit.units import GIB
 from hf_memkit.zero import ops
+from hf_memkit.zero import techniques as _zero_techniques  # noqa: F401  # its techniques, in the registry
 
 if TYPE_CHECKING:
     from hf_memkit.prediction import Prediction
@@ -99,7 +102,7 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int, before: Mapping[str, An
     machine = this_machine()
     if on_cpu:
         machine = replace(machine, gpu=gpu_of_size("16GB"))
-    if case.kind == "history":
+    if case.kind in ("history", "kernels"):
         setup = make_setup(ran, machine, on_cpu=on_cpu)[0]
         found = _trained(ran, {"setup": setup, "on_cpu": on_cpu, "max_steps": min(max_steps, STEPS)})
         return {**found, "wall_time_s": time.monotonic() - started}
@@ -213,20 +216,40 @@ def _step_seconds(case: Case, setup: Setup, machine: Machine, *, on_cpu: bool) -
 # ---- measuring ----
 
 
+_waiting: list[subprocess.Popen[str]] = []
+"""The process of the next case, which has loaded its libraries."""
+
+
 def _run_child(folder: Path, environment: Mapping[str, str], limit_s: float) -> tuple[int | None, str]:
-    """(exit code, output) of `gpu_child.py FOLDER`; None if it was stopped after `limit_s`."""
-    command = [sys.executable, str(Path(__file__).with_name("gpu_child.py")), str(folder)]
+    """(exit code, output) of `gpu_child.py` for this folder; None if it was stopped after `limit_s`.
+
+    While it builds its model, the next case's process loads the libraries. Nothing else runs while it trains.
+    """
+    child = _waiting.pop() if _waiting and not environment else _loaded_child(environment)
+    assert child.stdin is not None
+    print(folder, file=child.stdin, flush=True)
+    if not _waiting:
+        _waiting.append(_loaded_child({}))
     try:
-        child = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=limit_s
-        )
-        return child.returncode, child.stdout + child.stderr
-    except subprocess.TimeoutExpired as expired:
-        return None, _text(expired.stdout) + _text(expired.stderr)
+        child.communicate("train\n", timeout=limit_s)
+        code: int | None = child.returncode
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        code = None
+    return code, (folder / "output.txt").read_text(errors="replace")
 
 
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _loaded_child(environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("gpu_child.py"))], env={**os.environ, **environment},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    atexit.register(child.kill)
+    assert child.stdout is not None
+    if not any(line.strip() == READY for line in child.stdout):
+        raise RunError("benchmarks/gpu_child.py could not load its libraries: see the message above")
+    return child
 
 
 def _build_operators(config: dict[str, Any], *, on_cpu: bool) -> None:
@@ -234,7 +257,8 @@ def _build_operators(config: dict[str, Any], *, on_cpu: bool) -> None:
     no CUDA context that would count as the case's memory."""
     names = ops.needed(config, cpu=on_cpu)
     code = f"from hf_memkit.zero import ops; ops.build({names!r}, print, cpu={on_cpu})"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    found = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
     if on_cpu:
         environment["DS_ACCELERATOR"] = "cpu"
     built = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -316,7 +340,7 @@ def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None)
         job = {
             "case": asdict(case), "on_cpu": on_cpu, "max_steps": train["max_steps"], "setup": setup.to_json(),
             "length": case.shape(on_cpu=on_cpu)[1], "cap_bytes": cap_bytes, "evaluates": case.evaluates,
-            "history": case.kind == "history",
+            "history": case.kind == "history", "kernels": case.kind == "kernels",
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job))
         if "deepspeed.config" in setup:
@@ -325,7 +349,7 @@ def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None)
             except MemkitError as error:
                 return {"status": "refused", "why": str(error)}
         environment = {key: str(value) for key, value in setup.section("environment").items()}
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if on_cpu else {}
+        environment |= {"DS_ACCELERATOR": "cpu"} if on_cpu and "deepspeed.config" in setup else {}
         outcome, output = _run_child(folder, environment, case_limit_s(case))
         found = conclude(folder, outcome, output, train["max_steps"])
         found |= _by_record(folder)

@@ -39,6 +39,8 @@ class Summary:
         median_error, worst_error: of `peak_allocated`, as shares without their sign; None where nothing was compared.
         worst_case: the case with the worst.
         median_reserved_error, worst_reserved_error: the same of `peak_reserved`.
+        median_step_error, worst_step_error: the same of the time of a step, as predicted before it was measured.
+        median_step_error_since: that of the step as it is priced since.
         wrongly_fits: cases whose prediction said `fits`, and which ran out of memory or failed.
         edges, edges_right: cases that were trained in the predicted smallest cap and in less, and those of them that
             completed in the one and ran out of memory in the other.
@@ -51,6 +53,9 @@ class Summary:
     worst_case: str | None
     median_reserved_error: float | None
     worst_reserved_error: float | None
+    median_step_error: float | None
+    worst_step_error: float | None
+    median_step_error_since: float | None
     wrongly_fits: tuple[str, ...]
     edges: int
     edges_right: int
@@ -61,18 +66,24 @@ class Summary:
 def summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
     """Of the `cases` of an evidence file."""
     trained = [row for row in rows if row.get("kind") in ("script", "train") and "prediction" in row]
-    off = {row["case"]: abs(row["errors"]["peak_allocated"]) for row in trained if "peak_allocated" in row["errors"]}
+    compared = [row for row in trained if "peak_allocated" in row["errors"]]
+    off = [abs(row["errors"]["peak_allocated"]) for row in compared]
     reserved = [abs(row["errors"]["peak_reserved"]) for row in trained if "peak_reserved" in row["errors"]]
+    steps = [abs(row["errors"]["step_time"]) for row in trained if "step_time" in row["errors"]]
+    since = [abs(error) for row in trained if (error := step_error_since(row)) is not None]
     edges = [row for row in rows if row.get("kind") == "edge" and "runs" in row]
     histories = [row["history_replay"] for row in rows if "exact" in row.get("history_replay", {})]
-    worst = max(off, key=lambda name: off[name], default=None)
+    worst = max(off, default=None)
     return Summary(
         cases=len(off),
-        median_error=statistics.median(off.values()) if off else None,
-        worst_error=off[worst] if worst is not None else None,
-        worst_case=worst,
+        median_error=statistics.median(off) if off else None,
+        worst_error=worst,
+        worst_case=compared[off.index(worst)]["case"] if worst is not None else None,
         median_reserved_error=statistics.median(reserved) if reserved else None,
         worst_reserved_error=max(reserved, default=None),
+        median_step_error=statistics.median(steps) if steps else None,
+        worst_step_error=max(steps, default=None),
+        median_step_error_since=statistics.median(since) if since else None,
         wrongly_fits=tuple(
             row["case"]
             for row in trained
@@ -83,3 +94,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
         histories=len(histories),
         histories_exact=sum(history["exact"] for history in histories),
     )
+
+
+def step_error_since(row: Mapping[str, Any]) -> float | None:
+    """Error of the step as `priced_since_s` has it; None: not measured, or not priced since."""
+    if row.get("priced_since_s") is None or "step_time_ms" not in row:
+        return None
+    return float(1000 * row["priced_since_s"][1] / row["step_time_ms"] - 1)

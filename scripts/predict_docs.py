@@ -116,41 +116,58 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
             f"Allocator histories that memkit's allocator followed to the end: {found.histories_exact} of "
             f"{found.histories}."
         )
+    if found.median_step_error is not None and found.worst_step_error is not None:
+        lines.append(
+            f"Step time, as predicted before: median error {_percent(found.median_step_error, 0)}, worst "
+            f"{_percent(found.worst_step_error, 0)}."
+        )
+    if found.median_step_error_since is not None:
+        lines.append(
+            f"Kernels that these trainings showed to be slower than assumed are priced as measured since: median "
+            f"error {_percent(found.median_step_error_since, 0)} of the same trainings."
+        )
     lines += [
         "",
-        "| case | measured, GiB | predicted, GiB | error | verdict | training |",
-        "|---|---|---|---|---|---|",
+        "| case | measured, GiB | predicted, GiB | error | step measured, ms | predicted | priced since |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if row.get("kind") not in ("script", "train") or "prediction" not in row:
+        if row.get("kind") not in ("script", "train") or "peak_allocated_gib" not in row:
             continue
-        prediction, error = row["prediction"], row["errors"].get("peak_allocated")
+        of_step, since = row.get("predicted_step_s"), row.get("priced_since_s")
         cells = [
             row["case"],
             _number(row.get("peak_allocated_gib"), 2),
-            _number(prediction["peak_allocated_gib"], 2),
-            f"{error:+.1%}".replace("%", " %").replace("-0.0", "0.0").replace("+0.0", "0.0")
-            if error is not None
-            else "–",
-            str(prediction["verdict"]),
-            str(row["status"]),
+            _number(row["prediction"]["peak_allocated_gib"], 2) if "prediction" in row else "–",
+            _signed(row["errors"].get("peak_allocated")) if row.get("errors") else "–",
+            _number(row.get("step_time_ms"), 0),
+            _number(1000 * of_step[1], 0) if of_step else "–",
+            _number(1000 * since[1], 0) if since else "–",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def gpu_line(path: Path = RESULTS / "predict.json") -> str:
-    """What a GPU of ours showed, in a paragraph."""
+def _signed(error: float | None) -> str:
+    if error is None:
+        return "–"
+    return f"{error:+.1%}".replace("%", " %").replace("-0.0", "0.0").replace("+0.0", "0.0")
+
+
+def gpu_line(folder: Path = RESULTS) -> str:
+    """What GPUs of ours showed, in a paragraph."""
     from benchmarks.gpu_summary import summary
 
-    if not path.exists():
+    files = [json.loads(path.read_text()) for path in sorted(folder.glob("predict*.json"))]
+    kept = [each["cases"] for each in files if each.get("section") == "predict" and not each.get("rehearsal")]
+    if not kept:
         return "Not yet measured on a GPU."
-    rows = json.loads(path.read_text())["cases"]
-    found = summary(rows)
+    found = summary([row for rows in kept for row in rows])
+    names = " and an ".join(str(rows[-1]["hardware"]["gpu"]["name"]) for rows in kept)
     assert found.median_error is not None and found.worst_error is not None
     assert found.worst_reserved_error is not None
     return (
-        f"**On an {rows[0]['hardware']['gpu']['name']} of ours**: {found.cases} trainings. Peak of tensors: median "
+        f"**On an {names} of ours**: {found.cases} trainings. Peak of tensors: median "
         f"error {_percent(found.median_error, 1)}, worst {_percent(found.worst_error, 1)}. Outside of the predicted "
         f"range of reserved memory: {_percent(found.worst_reserved_error, 1)} at most ([all of them]"
         f"(docs/predict.md#on-a-gpu-of-ours))."
@@ -207,7 +224,7 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "gpu": gpu_table(folder),
             "gpus": gpu_names(),
         },
-        ROOT / "README.md": {"gpu": gpu_line(folder / "predict.json")},
+        ROOT / "README.md": {"gpu": gpu_line(folder)},
         ROOT / "docs" / "comparison.md": {"peers": peers_table(folder / "predict_speed.json")},
         ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
     }

@@ -106,6 +106,8 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place, judge)
     if options.dry_run:
         return _show(options, recipe, job, prediction, judge)
+    if options.random_weights and not job.is_rehearsal:
+        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
         from hf_memkit.recipe.run import mistakes_of_run
@@ -136,8 +138,6 @@ def _opened(
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.recipe.output import refuse_used
 
-    if options.random_weights and not job.is_rehearsal:
-        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     train.refuse_random_weights(job.setup)
     train.require_packages(job.setup)
     if not options.as_json:

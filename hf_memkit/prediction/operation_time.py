@@ -52,8 +52,45 @@ _ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
 """Shares of the data sheet's rate that fused attention reaches in 16 bits, forward and backward. FlashAttention-2 on
 an A100: "50-73% of the theoretical maximum" (Dao 2023, arXiv 2307.08691, abstract), the upper end at long rows without
 a causal mask; a fifth less than the upper end is taken, for short rows and the mask. cuDNN's, which torch takes on
-Hopper, lies between FlashAttention-2 and 3 there (35 and 75 %: Shah et al. 2024, arXiv 2407.08608). Memory-efficient
-attention: two thirds of flash's, assumed."""
+Hopper, lies between FlashAttention-2 and 3 there (35 and 75 %: Shah et al. 2024, arXiv 2407.08608) with heads of 128.
+Memory-efficient attention: two thirds of flash's, assumed."""
+
+_SMALL_HEADS: Final = (0.7, 0.67)
+"""Of cuDNN's rate with heads of 128, what it reaches with heads of 64. Measured on an H200 (2048 tokens, causal; 1500
+without a mask): 0.38 and 0.30 of the data sheet's rate."""
+
+_ROWS_OF_A_TILE: Final = 128
+"""cuDNN computes whole tiles: 197 rows cost what 256 do. Measured on an H200 (ViT)."""
+
+_DROPOUT: Final[Mapping[str, tuple[float, float]]] = {"cudnn": (0.3, 0.6), "efficient": (0.4, 0.55)}
+"""What attention keeps of its rate with dropout, which draws a number for each score. Measured on an H200 (GPT-2, BERT
+and T5, dropout 0.1; torch 2.11); T5's has a bias, too."""
+
+_EFFICIENT_ON_HOPPER: Final = (0.13, 0.1)
+"""Memory-efficient attention has Ampere's instructions: an A100's share, of Hopper's data sheet."""
+
+_UNALIGNED: Final[Mapping[bool, Mapping[int, float]]] = {
+    True: {8: 1.0, 4: 0.3, 2: 0.33, 1: 0.155},
+    False: {8: 1.0, 4: 0.9, 2: 0.9, 1: 0.7},
+}
+"""What a 16-bit product keeps of its rate, by the alignment of its rows; first on Hopper, whose instructions read 16
+bytes at once: cuBLAS takes Ampere's kernels there, and Turing's for odd rows. Measured on an H200: the logits of 50257
+words (GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower
+(m87-labs/kestrel#143). Others: 107 to 115 TFLOP/s instead of 156 on an RTX 4090 (pytorch/pytorch#181718), odd rows;
+2 and 4 elements assumed."""
+
+_PASSES: Final[Mapping[str, float]] = {
+    "native_layer_norm_backward": 2.3, "_fused_rms_norm_backward": 2.3, "native_layer_norm": 1.5,
+    "_fused_rms_norm": 1.5, "sum": 2.0, "_log_softmax": 1.75, "_log_softmax_backward_data": 1.3, "_to_copy": 1.2,
+    "copy_": 1.2, "clone": 1.2,
+}  # fmt: skip
+"""How often the time of its bytes an operation takes that reads rows twice, adds up columns, or changes a type.
+Measured on an H200 (GPT-2, BERT, T5, Llama, Whisper, ViT; torch 2.11): 2.2 to 2.7, 1.4 to 1.8, 1.5 to 2.6, 1.7, 1.3,
+1.1 to 1.5. RMS norms: as layer norms, assumed."""
+
+_BLOCKWISE_S: Final = 3.6e-9
+"""Of one multiprocessor to update a parameter whose moments are held in 8 bits, which it looks up in a table of 256
+values. Measured on an H200: 42 ms for 1.56 billion (bitsandbytes 0.50, AdamW)."""
 
 _FLASH_ON_HOPPER: Final = (0.35, 0.3)
 """FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
@@ -126,10 +163,13 @@ class OperationSeconds:
             moving = operation.moved_bytes / self._bytes_per_s
             if operation.moved_bytes < self._l2_bytes / 2:  # what comes next finds it there, too
                 moving /= _L2_TIMES
+            moving *= _PASSES.get(operation.name.removeprefix("aten.").split(".")[0], 1.0)
             if operation.kind == "matmul":
                 computing = self._product(operation)
             elif operation.kind == "attention":
                 computing = self._attention(operation)
+            elif "8bit_blockwise" in operation.name:
+                computing = _BLOCKWISE_S * operation.flops / self._multiprocessors
             else:
                 computing = operation.flops / self._rate("float32") if operation.flops else 0.0
             seconds = max(computing, moving) + _KERNEL_S * operation.launches
@@ -142,6 +182,8 @@ class OperationSeconds:
 
     def _product(self, operation: Operation) -> float:
         rate = self._rate(operation.dtype)
+        if operation.dtype in _SIXTEEN_BITS:
+            rate *= _UNALIGNED[self._hopper][operation.alignment]
         if len(operation.shape) != 4 or not all(operation.shape):
             return operation.flops / rate
         each = rate / self._multiprocessors
@@ -174,9 +216,19 @@ class OperationSeconds:
         if computes_as(operation.dtype, self._rates) in ("float32", "tf32"):
             share, dtype = _FLASH_ON_CUDA_CORES[backward], "float32"
             return operation.flops / (share * self._rate(dtype))
-        shares = _FLASH_ON_HOPPER if kernel == "flash" and self._hopper else _ATTENTION[kernel]
+        share = _ATTENTION[kernel][backward]
+        flops = float(operation.flops)
+        if self._hopper and kernel != "cudnn":
+            share = (_FLASH_ON_HOPPER if kernel == "flash" else _EFFICIENT_ON_HOPPER)[backward]
+        if kernel == "cudnn":
+            _, rows, columns, size = operation.shape
+            share *= _SMALL_HEADS[backward] if size < 128 else 1.0
+            for length in (rows, columns):
+                flops *= -(-length // _ROWS_OF_A_TILE) * _ROWS_OF_A_TILE / length
+        if operation.name.endswith("(dropout)") and kernel in _DROPOUT:
+            share *= _DROPOUT[kernel][backward]
         dense = 1e12 * self._rates.dense_tflops[computes_as(operation.dtype, self._rates)].value
-        return operation.flops / (shares[backward] * dense)
+        return flops / (share * dense)
 
 
 def _rounds(tiles: int, multiprocessors: int) -> float:

@@ -32,13 +32,14 @@ from hf_memkit.terms import PHASES, Phase
 Range = tuple[float, float, float]
 """Low, middle, high."""
 
-_PYTHON_S: Final[Range] = (10e-6, 20e-6, 30e-6)
+_PYTHON_S: Final[Range] = (10e-6, 28e-6, 46e-6)
 """To queue one operation from Python, the modules and views around it included. Measured on one core of an AMD EPYC
 that had other work: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, computed on the
-CPU in that time, too). GPUs stand beside faster ones."""
+CPU in that time, too). The high end: T5-large and Whisper in a virtual machine with an H200, where the host alone
+decides (benchmarks/gpu.py). The low end: assumed, for a fast desktop."""
 
-_ENGINE_S: Final[Range] = (5e-6, 11e-6, 18e-6)
-"""To queue one operation from autograd's engine, which is C++: 18 to 23 µs in the same measurement."""
+_ENGINE_S: Final[Range] = (5e-6, 17e-6, 26e-6)
+"""To queue one operation from autograd's engine, which is C++: 18 to 23 µs on that EPYC; the ends as above."""
 
 _LAUNCH_S: Final = 4e-6
 """Each further kernel of one operation, `cudaLaunchKernel` alone; assumed."""
@@ -51,6 +52,10 @@ _LOADER_S_PER_BYTE: Final[Range] = (12e-9, 18e-9, 30e-9)
 `dataloader_num_workers`; the GPU has nothing to do then, because accelerate reads a batch right after it has copied
 the one before (1.15: data_loader.py, `DataLoaderShard.__iter__`). Measured on an AMD EPYC: 100 to 230 ns a number of
 8 bytes with transformers' three collators for text, 350 ns a token (datasets 5.2, rows of 210 to 4096 tokens)."""
+
+_STACKED_S_PER_BYTE: Final[Range] = (0.2e-9, 0.35e-9, 0.7e-9)
+"""Of a batch of images or sound, which lie in RAM as tensors: stacked, then copied into pinned memory. Measured beside
+an H200: 13 ms for 64 images (ViT). What decoding them takes is not in it."""
 
 _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
 """Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
@@ -212,16 +217,16 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
 
 
 def _batches_are_put_together(work: Work, parts: list[_Part]) -> None:
-    """Adds the loader's time: of what is copied to the GPU as whole numbers."""
+    """Adds the loader's time: of what is copied to the GPU."""
     for part in parts:
-        numbers = sum(
-            work.operations[call].moved_bytes
-            for _, calls in part.stretches
-            for call in calls
-            if work.operations[call].kind == "transfer" and work.operations[call].dtype == "int64"
-        )
-        low, middle, high = (own + numbers * each for own, each in zip(part.host_s, _LOADER_S_PER_BYTE, strict=True))
-        part.host_s = (low, middle, high)
+        for call in (call for _, calls in part.stretches for call in calls):
+            operation = work.operations[call]
+            if operation.kind == "transfer":
+                of_a_byte = _LOADER_S_PER_BYTE if operation.dtype == "int64" else _STACKED_S_PER_BYTE
+                low, middle, high = (
+                    own + operation.moved_bytes * each for own, each in zip(part.host_s, of_a_byte, strict=True)
+                )
+                part.host_s = (low, middle, high)
 
 
 def _clipping_comes_once(work: Work, parts: list[_Part]) -> None:

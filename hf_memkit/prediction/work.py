@@ -35,6 +35,7 @@ class Operation:
         waits: whether the host goes on only when the GPU has done all before it, and this: a value is asked for, a
             copy is not asynchronous.
         from_autograd: whether autograd's engine, in C++, calls it; else Python does.
+        alignment: of products, elements: the largest of 8, 4, 2 and 1 that divides the length of every row in memory.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Operation:
     launches: int = 1
     waits: bool = False
     from_autograd: bool = False
+    alignment: int = 8
 
 
 @dataclass(slots=True)

@@ -237,8 +237,20 @@ def set_allocator(text: str, say: Callable[[str], None], environment: MutableMap
             return False
         return True
     late = too_late(text)
-    if late:
+    if late and not _set_before_first_use(text):
         say(late)
         return False
     target[VARIABLE] = text
+    return True
+
+
+def _set_before_first_use(text: str) -> bool:
+    """Whether the allocator has the options now: CUDA may have started, because somebody asked for the GPU's name, but
+    until the first tensor torch takes options as it takes them from the variable."""
+    import torch
+
+    put = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if put is None or "backend" in options(text) or torch.cuda.memory_reserved():
+        return False
+    put(text)
     return True

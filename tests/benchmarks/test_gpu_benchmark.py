@@ -50,17 +50,6 @@ def test_every_case_is_flushed_a_slice_stops_in_time_and_goes_on(
     assert all(row["versions"]["torch"] and row["hardware"]["ram_gib"] > 0 for row in rows)
 
 
-def test_several_at_once_have_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(case: Case, *, on_cpu: bool, max_steps: int, before: Any) -> dict[str, Any]:
-        return {"status": "fits", "peak_allocated_gib": 1.0, "step_time_ms": 5.0, "errors": {"step_time": 0.1}}
-
-    monkeypatch.setattr(gpu, "measure", measure)
-    path = tmp_path / "predict.json"
-    assert gpu.measure_all(CASES, path, on_cpu=False, max_steps=12, at_once=3) == 0
-    rows = json.loads(path.read_text())["cases"]
-    assert len(rows) == 4 and all("step_time_ms" not in row and row["errors"] == {} for row in rows)
-
-
 def test_predicted_stands_beside_measured_by_phase() -> None:
     phases = {name: {"peak_allocated_gib": 2.0} for name in ("load", "forward")}
     row = {"case": "a", "status": "fits", "prediction": {"phases": phases}, "phases": {"forward": 2.25}}

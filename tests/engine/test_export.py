@@ -91,3 +91,13 @@ def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: P
     assert args["data"]["hub_id"] and args["data"]["tokenizer"] == args["model"]["name"]
     reasons = [line for line in text.splitlines() if line.startswith("  # ")]
     assert len(reasons) > 20, "every value stands under its reason"
+
+
+def test_random_weights_need_nothing_of_the_hub(quick_memkit: Quick, tmp_path: Path, text_file: Path) -> None:
+    """Defect, seen on a GPU without network: the script asked the hub for the tokenizer of the model it makes up."""
+    asked = ["recipe", "gpt2-on-16gb", "--variant", "lora", "--gpu", "RTX 4090", "--random-weights", "--export", "job"]
+    exported = quick_memkit(*asked, "--data", str(text_file))
+    assert exported.returncode == 0, exported.stderr
+    args = yaml.safe_load((tmp_path / "job" / "args.yaml").read_text())
+    assert args["model"]["architecture"]["n_layer"] == 48 and "name" not in args["model"]
+    assert args["data"]["tokenizer"] is None and args["data"]["vocabulary_size"] == 50257

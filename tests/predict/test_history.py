@@ -173,10 +173,10 @@ def test_the_model_is_exact_on_recorded_histories(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(HISTORIES.glob("*.json.gz")), ids=lambda path: path.name)
 def test_the_model_follows_trainings_on_a_gpu(path: Path) -> None:
-    """Recorded on an H100 by benchmarks/gpu.py. Their counters are those of the last phase: the report resets them."""
+    """Recorded on an H100 and an H200 (benchmarks/gpu.py). Counters are the last phase's: the report resets them."""
     comparison = compare(read_history(path))
     assert comparison.divergence is None
-    assert comparison.recorded_peak_reserved_bytes == comparison.replayed_peak_reserved_bytes > 10 * 2**30
+    assert comparison.recorded_peak_reserved_bytes == comparison.replayed_peak_reserved_bytes > 7 * 2**30
 
 
 def test_versions_of_torch_differ_in_what_decides_between_equal_blocks() -> None:

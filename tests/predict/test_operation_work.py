@@ -212,3 +212,20 @@ def test_autograd_calls_are_told_from_pythons() -> None:
 def test_held_bytes_leave_out_what_is_only_expanded() -> None:
     assert held_bytes(ones(1, 6).expand(5, 6)) == 24
     assert held_bytes(torch.empty(0, 4)) == 0
+
+
+def test_rows_that_are_no_multiple_of_8_are_seen_whatever_way_they_lie() -> None:
+    """Defect: an odd number of tokens, which no kernel minds, taken for an odd number of words."""
+    half = torch.bfloat16
+    found = {
+        "words": rows(lambda: ones(16, 8, dtype=half) @ ones(7, 8, dtype=half).t()),
+        "tokens": rows(lambda: ones(7, 8, dtype=half) @ ones(16, 8, dtype=half).t()),
+        "half": rows(lambda: ones(16, 12, dtype=half) @ ones(12, 16, dtype=half)),
+    }
+    assert {name: calls[-1].alignment for name, calls in found.items()} == {"words": 1, "tokens": 8, "half": 4}
+
+
+def test_attention_with_dropout_says_so() -> None:
+    attend = aten._scaled_dot_product_flash_attention
+    with_and_without = rows(lambda: (attend(*heads(), 0.1), attend(*heads())), "meta")
+    assert [each.name.endswith("(dropout)") for each in with_and_without if each.kind == "attention"] == [True, False]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_memkit.gpu_rates import RATES
+from hf_memkit.prediction.operation_time import OperationSeconds
 from hf_memkit.prediction.step_time import StepTime, step_time
 from hf_memkit.prediction.work import Operation, Work
 
+ROOT = Path(__file__).resolve().parents[2]
 A100 = RATES["A100 80GB"]
 REACHED = 0.97
 """Of its rates in a step (benchmarks/plan_speed.py)."""
 PRODUCT = Operation("aten.mm.default", "matmul", "bfloat16", 2 * 8192**3, 3 * 2 * 8192**2, (1, 8192, 8192, 8192))
-COPY = Operation("aten.clone.default", "memory", "bfloat16", 0, 2 * 10**9)
+COPY = Operation("aten.neg.default", "memory", "bfloat16", 0, 2 * 10**9)
 SMALL = Operation("aten.add.Tensor", "memory", "float32", 0, 3000)
 STEP = replace(COPY, name="aten._fused_adamw_.default")
 CLIP = replace(COPY, name="aten._foreach_norm.Scalar")
@@ -216,3 +220,54 @@ def test_a_price_needs_no_torch() -> None:
     """Defect: a plan that loads torch in the process that asks."""
     code = "import sys, hf_memkit.prediction.step_time; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def kernel_ms(operation: Operation, name: str = "H200", capability: float = 9.0) -> float:
+    """One call's share of a step, without the rest of it."""
+    return 1e3 * OperationSeconds(RATES[name], capability).of(operation)
+
+
+def measured_on_an_h200() -> dict[str, dict[str, list[int]]]:
+    """`{case: {operation: [calls, µs]}}` of the recorded kernels."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "predict-h200.json").read_text())["cases"]
+    return {row["model"]: row["kernels"] for row in rows if row["kind"] == "kernels"}
+
+
+def test_products_with_odd_rows_take_what_an_h200_took() -> None:
+    """Defect: the logits of 50257 words at full speed, seven times too fast: kernels of Turing compute them there."""
+    logits = replace(PRODUCT, flops=2 * 8192 * 768 * 50257, shape=(1, 8192, 50257, 768), moved_bytes=1, alignment=1)
+    kernels = measured_on_an_h200()["gpt2"]
+    odd = [time for name, (_, time) in kernels.items() if "align1" in name]
+    assert len(odd) == 3
+    assert kernel_ms(logits) == pytest.approx(sum(odd) / 3 / 1e3, rel=0.2)
+    assert kernel_ms(replace(logits, alignment=8)) < 0.2 * kernel_ms(logits)
+    assert kernel_ms(logits, "A100 80GB", 8.0) < 1.6 * kernel_ms(replace(logits, alignment=8), "A100 80GB", 8.0)
+
+
+def test_norms_sums_and_8_bit_updates_take_what_an_h200_took() -> None:
+    """Defect: each tensor read once at full speed, two to eight times too fast."""
+    bert, large = measured_on_an_h200()["bert-large"], measured_on_an_h200()["gpt2-xl"]
+    rows = 32 * 512 * 1024
+    backward = Operation("aten.native_layer_norm_backward.default", "memory", "float32", 0, 3 * 4 * rows)
+    calls, time = bert["aten::native_layer_norm_backward"]
+    assert kernel_ms(backward) == pytest.approx(time / calls / 1e3, rel=0.25)
+    updated = 1_557_611_200
+    eight = Operation(
+        "bitsandbytes.optimizer_update_8bit_blockwise.default", "memory", "float32", updated, 20 * updated
+    )
+    assert kernel_ms(eight) == pytest.approx(large["bitsandbytes::optimizer_update_8bit_blockwise"][1] / 1e3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "heads", "length", "causal", "dropout"),
+    [("llama-1b", 128, 2048, True, False), ("gpt2", 96, 1024, True, True), ("vit-large", 1024, 197, False, False)],
+)
+def test_cudnn_s_attention_takes_what_an_h200_took(
+    model: str, heads: int, length: int, causal: bool, dropout: bool
+) -> None:
+    """Defect: the rate of heads of 128 for heads of 64, or rows that fill no tile at full speed."""
+    flops = 4 * heads * length * length * 64 // (2 if causal else 1)
+    name = "aten._scaled_dot_product_cudnn_attention.default" + " (dropout)" * dropout
+    forward = Operation(name, "attention", "bfloat16", flops, 1, (heads, length, length, 64))
+    calls, time = measured_on_an_h200()[model]["aten::_cudnn_attention_forward"]
+    assert kernel_ms(forward) == pytest.approx(time / calls / 1e3, rel=0.35)

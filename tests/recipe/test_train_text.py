@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from datasets import Dataset
+from transformers import GPT2Config
 
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export.scripts import train_text
@@ -62,3 +63,24 @@ def test_a_file_with_brackets_in_its_name_is_read(tmp_path: Path) -> None:
     assert job.load_rows(["text"])["text"][:] == ["one", "two"]
     with pytest.raises(SystemExit, match=r"notes\[1\].jsonl: no column 'body'; there are text"):
         job.load_rows(["body"])
+
+
+def test_too_little_text_ends_in_a_line(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect, seen on a GPU: `datasets` raises where a generator gives no row at all."""
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    (tmp_path / "short.txt").write_text("a few words\n")
+    data = {"files": ["short.txt"], "format": "text", "text_column": "text", "sequence_length": 64}
+    data["tokenizer"] = str(tmp_path / "tokens")
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
+    monkeypatch.setattr(train_text, "__file__", str(tmp_path / "train_text.py"))
+    with pytest.raises(SystemExit, match=r"short\.txt: fewer than two blocks of 64 tokens"):
+        train_text.main()
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    """Defect, seen on a GPU: transformers makes a tokenizer without words of a config alone."""
+    GPT2Config().save_pretrained(tmp_path / "model")
+    data = {"tokenizer": str(tmp_path / "model")}
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
+    with pytest.raises(SystemExit, match="model: no tokenizer there"):
+        TrainingJob(tmp_path).load_tokenizer([])

@@ -145,11 +145,27 @@ def test_the_user_s_own_variable_is_kept_and_said() -> None:
 def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert too_late("expandable_segments:True") == ""  # torch is imported here, and that is fine
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**21)
     said: list[str] = []
     nothing: dict[str, str] = {}
     assert not set_allocator("expandable_segments:True", said.append, nothing) and nothing == {}
     assert "before Python starts" in said[0] and "_accelerator_setAllocatorSettings" in said[0]
     assert "Set it before Python starts" in too_late("backend:cudaMallocAsync")
+
+
+STARTED = """
+import torch
+from hf_memkit.techniques.allocator import set_allocator
+torch.cuda.is_initialized, torch.cuda.memory_reserved = lambda: True, lambda: 0
+assert set_allocator("expandable_segments:True", print, {})
+print(torch._C._accelerator_getAllocatorSettings())
+"""
+
+
+def test_before_the_first_tensor_it_is_not_too_late_though_cuda_has_started() -> None:
+    """Defect, seen on an H200: a recipe that asks for the GPU's name before it sets the variable lost its option."""
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["expandable_segments:True"]
 
 
 def test_a_preset_s_arguments_set_the_variable_before_they_start_cuda(

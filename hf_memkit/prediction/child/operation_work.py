@@ -142,6 +142,7 @@ def held_bytes(tensor: torch.Tensor) -> int:
 def _memory(
     func: Any, namespace: str, name: str, args: Arguments, kwargs: Named, result: Any, device: str
 ) -> Operation:
+    """Its tensors, each once. Of bitsandbytes' 8-bit optimizers, `flops` are the parameters."""
     moved = 0
     written: set[int] = set()
     picks, puts = name in _PICKS, name in _PUTS
@@ -162,7 +163,10 @@ def _memory(
     if first is None:
         first = next(plain_tensors_in((args, *kwargs.values())))
     kind: Kind = "memory" if namespace in LIBRARIES and not name.startswith(_NO_FORMULA) else "unknown"
-    return Operation(str(func), kind, _dtype(first), 0, moved, launches=_launches(name, args), waits=name in _WAITS)
+    updated = args[1].numel() if name == "optimizer_update_8bit_blockwise" else 0
+    return Operation(
+        str(func), kind, _dtype(first), updated, moved, launches=_launches(name, args), waits=name in _WAITS
+    )
 
 
 def _launches(name: str, args: Arguments) -> int:
@@ -212,8 +216,17 @@ def _multiplied(
     func: Any, a: torch.Tensor, shape: tuple[int, int, int, int], moved: Iterable[Any]
 ) -> tuple[Operation, ...]:
     """One product of `(batch, m, n, k)`, whose factors are of the type of `a`."""
-    total = sum(map(held_bytes, plain_tensors_in(moved)))
-    return (Operation(str(func), "matmul", _dtype_of_products(a), 2 * math.prod(shape), total, shape),)
+    tensors = list(plain_tensors_in(moved))
+    total, aligned = sum(map(held_bytes, tensors)), min(map(_alignment, tensors))
+    dtype = _dtype_of_products(a)
+    return (Operation(str(func), "matmul", dtype, 2 * math.prod(shape), total, shape, alignment=aligned),)
+
+
+def _alignment(tensor: torch.Tensor) -> int:
+    """The largest of 8, 4, 2 and 1 that divides the distance of a matrix's rows in memory, in elements."""
+    if tensor.dim() < 2 or 1 in tensor.shape[-2:]:
+        return 8
+    return math.gcd(8, max(tensor.stride()[-2:]))
 
 
 def _mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
@@ -410,9 +423,10 @@ def _attended(
     of_keys, of_values = {2: (1, 1), 5: (3, 2)}[products]
     flops = 2 * batch * heads * rows * columns * (of_keys * size + of_values * value[-1])
     moved = sum(map(held_bytes, plain_tensors_in((args, *kwargs.values(), result))))
+    name = f"{func!s} (dropout)" if _argument(func, "dropout_p", args, kwargs) else str(func)
     return (
         Operation(
-            str(func), "attention", _dtype_of_products(typed), flops // 2 if causal else flops, moved,
+            name, "attention", _dtype_of_products(typed), flops // 2 if causal else flops, moved,
             (batch * heads, rows, columns, size), launches=1 if products == 2 else 3,
         ),
     )  # fmt: skip

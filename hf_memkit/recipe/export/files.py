@@ -276,8 +276,9 @@ def _data_section(setup: Setup) -> _ScriptData:
 
 def _has_hub(setup: Setup) -> bool:
     """Whether the script may load from the hub. One for a GPU will run elsewhere, and is about the real model: there
-    a hub that cannot be reached is an error that its owner sees. A rehearsal runs here, with what can be had here."""
-    return hub_reachable() or not setup.get("arguments.use_cpu")
+    a hub that cannot be reached is an error that its owner sees. A rehearsal, or a training with random weights, runs
+    here, with what can be had here."""
+    return hub_reachable() or not (setup.get("arguments.use_cpu") or setup.get("model.random_weights"))
 
 
 def _rows(setup: Setup, task: Task) -> _ScriptData:

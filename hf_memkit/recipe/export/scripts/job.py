@@ -77,6 +77,8 @@ class TrainingJob:
         data = self.data
         if data["tokenizer"] is not None:
             tokenizer = AutoTokenizer.from_pretrained(data["tokenizer"])
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one of nothing
+                raise SystemExit(f"{data['tokenizer']}: no tokenizer there; save the model's own beside its weights")
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             return tokenizer

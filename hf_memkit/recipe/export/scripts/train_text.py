@@ -63,7 +63,10 @@ def main() -> None:
     tokenizer = job.load_tokenizer(text for text in rows[column] if text)
     options = {"rows": rows, "column": column, "tokenizer": tokenizer, "length": length}
     features = Features({name: Sequence(Value("int32"), length) for name in ("input_ids", "labels")})
-    blocks = Dataset.from_generator(blocks_of, features=features, gen_kwargs=options).with_format("torch")
+    try:
+        blocks = Dataset.from_generator(blocks_of, features=features, gen_kwargs=options).with_format("torch")
+    except ValueError:  # datasets: a generator that gives nothing
+        blocks = []
     if len(blocks) < 2:
         raise SystemExit(f"{job.source}: fewer than two blocks of {length} tokens; give more text, or shorter blocks")
     train_dataset, eval_dataset = job.hold_out(blocks)
