@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from hf_memkit.report.diagnosis import MIN_STEPS
 from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary
 from hf_memkit.report.target import command, needs, target_of
-from hf_memkit.report.trend import MIN_VALUES
 from hf_memkit.terms import at
 from hf_memkit.units import format_size
 
@@ -181,7 +181,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return f"Run it on a machine with that GPU: {command(run, target)}"
     if summary.steps == 0:
         return "No step recorded."
-    if summary.steps < MIN_VALUES and run.ending.kind != "running":
+    if summary.steps < MIN_STEPS and run.ending.kind != "running":
         few = f"{_count(summary.steps)} too few to tell whether memory grows"
         return f"No memory problem found{_to_spare(summary)}. {few}."
     fits = _to_spare(summary)
