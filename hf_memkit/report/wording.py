@@ -182,7 +182,8 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     if summary.steps == 0:
         return "No step recorded."
     if summary.steps < MIN_STEPS and run.ending.kind != "running":
-        few = f"{_count(summary.steps)} too few to tell whether memory grows"
+        steps = "One step is" if summary.steps == 1 else f"{summary.steps} steps are"
+        few = f"{steps} too few to tell whether memory grows"
         return f"No memory problem found{_to_spare(summary)}. {few}."
     fits = _to_spare(summary)
     if not fits:
@@ -226,10 +227,6 @@ def _to_spare(summary: Summary) -> str:
     if summary.peak is None or summary.headroom_gib is None:
         return ""
     return f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
-
-
-def _count(steps: int) -> str:
-    return "One step is" if steps == 1 else f"{steps} steps are"
 
 
 def _millions(count: int) -> str:
