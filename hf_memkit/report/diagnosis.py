@@ -157,7 +157,7 @@ def _steady_rise(values: Sequence[tuple[int, float]], least: float, share: float
         gains = [b - a for a, b in pairwise(lows)]
         even = min(*gains, end - lows[-1]) >= _EVEN * fmean(gains)
         # What levels off rose more in as many steps before; what is collected now and then was higher.
-        before = min((gib for _, gib in earlier[-size:]), default=lows[0])
+        before = min([lows[0], *(gib for _, gib in earlier[-size:])])
         highest = max((gib for _, gib in earlier), default=-math.inf)
         rise = lows[-1] - lows[0]
         if even and rise - (lows[0] - before) >= max(least, share * abs(lows[0])) and end > highest:
@@ -317,7 +317,7 @@ def _fragmentation(steps: Records, usable: float | None, settings: str) -> Findi
     for before, step in pairwise(steps):
         highest = max(highest, *(each.get("peak_allocated_gib", 0.0) for each in (before, step)))
         unused = highest <= (1 - _UNUSED) * step.get("peak_reserved_gib", -math.inf)
-        if unused and step.get("alloc_retries", 0) > before.get("alloc_retries", math.inf):
+        if unused and step.get("alloc_retries", -math.inf) > before.get("alloc_retries", math.inf):
             # An evaluation or a save that needed more than a step leaves a cache, which the next step frees.
             start = step.get("phases", {}).get("data", {}).get("peak_reserved_gib", 0.0)
             retried += [step] if start <= before.get("reserved_gib", math.inf) else []

@@ -137,6 +137,9 @@ NORMAL: dict[str, Records] = {
     "collected every 130 steps": training(floor=lambda s: 0.02 * (s % 130)),
     "up and down": training(floor=lambda s: 1.0 if 60 < s < 140 else 0.0),
     "a trickle": training(floor=lambda s: 15 * MIB * s / 200),
+    "falls, and ends with a peak": [
+        {"step": s, "allocated_gib": 5.0 if s <= 152 else 4.0 if s <= 197 else 9.0} for s in range(1, 201)
+    ],
     "host memory that jumps": training(rss=lambda s: 0.5 if s > 60 else 0.0),
     "host memory that levels off": training(rss=lambda s: 1 - math.exp(-s / 40)),
     "host memory that creeps": training(rss=lambda s: MIB * s),
