@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
 
@@ -44,28 +43,6 @@ def step() -> str:
         ).stdout
     parts = (('    "step"', '    "capacity_gib"'), ('    "categories"', '    "held"'))
     return shown(command, excerpt(found, *parts))
-
-
-def diagnosis_table() -> str:
-    """How much of what should be said is said, and what is said wrongly."""
-    scores = json.loads((RESULTS / "diagnosis.json").read_text())
-    halves = {"tune": "generated, thresholds chosen with them", "held-out": "generated, held out", "real": "real"}
-    lines = [
-        "| runs | how many (healthy) | detected | false alarms | first step within a tenth of the run |",
-        "|---|---|---|---|---|",
-    ]
-    for key, name in halves.items():
-        part = scores[key]
-        lines.append(
-            f"| {name} | {part['runs']} ({part['healthy_runs']}) | {_percent(part['detection_rate'])} of "
-            f"{part['states']} | {_percent(part['false_alarm_rate'])} of the runs | "
-            f"{_percent(part['first_step_within_a_tenth_of_the_run'])} of {part['first_steps_compared']} |"
-        )
-    lines += ["", "| what | detected: tune | held-out | real |", "|---|---|---|---|"]
-    for kind in scores["tune"]["kinds"]:
-        found = [_of_kind(scores[key]["kinds"][kind]) for key in halves]
-        lines.append(f"| {kind} | {' | '.join(found)} |")
-    return "\n".join([*lines, "", f"Evidence: `benchmarks/results/diagnosis.json`, made by `{scores['command']}`."])
 
 
 def overhead_table() -> str:
@@ -102,7 +79,6 @@ def tables() -> dict[Path, dict[str, str]]:
         ROOT / "docs" / "report.md": {
             "healthy": report(healthy()),
             "oom": report(out_of_memory()),
-            "diagnosis": diagnosis_table(),
         },
         ROOT / "docs" / "measuring.md": {"step": step(), "overhead": overhead_table()},
     }
@@ -110,14 +86,6 @@ def tables() -> dict[Path, dict[str, str]]:
 
 def main(arguments: list[str]) -> int:
     return update(tables(), arguments, "report_docs.py")
-
-
-def _of_kind(scores: dict[str, Any]) -> str:
-    return f"{_percent(scores['detection_rate'])} of {scores['states']}" if scores["states"] else "–"
-
-
-def _percent(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.1%}".replace("%", " %")
 
 
 if __name__ == "__main__":

@@ -149,12 +149,8 @@ def say_what_was_recorded(
 
 def add_note(error: BaseException, advice: OomNote) -> None:
     """Adds the note, unless the exception already has one."""
-    if not _has_note(error):
+    if not any(str(note).startswith(_MARK) for note in getattr(error, "__notes__", ())):
         error.add_note(advice.text())
-
-
-def _has_note(error: BaseException) -> bool:
-    return any(str(note).startswith(_MARK) for note in getattr(error, "__notes__", ()))
 
 
 def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from hf_memkit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hf_memkit.report.diagnosis import diagnose
+    from hf_memkit.report.diagnosis import Finding, diagnose
     from hf_memkit.report.ending import Ending
     from hf_memkit.report.following import follow
     from hf_memkit.report.load import RankRun, Run, load_run
     from hf_memkit.report.page import write_page
-    from hf_memkit.report.series import Finding
     from hf_memkit.report.text import report_json, text_report
 
 __all__ = [
@@ -36,7 +35,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Ending": "ending",
-        "Finding": "series",
+        "Finding": "diagnosis",
         "RankRun": "load",
         "Run": "load",
         "diagnose": "diagnosis",

@@ -12,10 +12,9 @@ from typing import Any
 
 from hf_memkit.oom import Change, suggest
 from hf_memkit.record_types import ProposedChange, StepRecord
-from hf_memkit.report.diagnosis import diagnose
+from hf_memkit.report.diagnosis import Finding, diagnose
 from hf_memkit.report.load import RankRun, Run
 from hf_memkit.report.sanitize import text
-from hf_memkit.report.series import Finding
 from hf_memkit.report.summary import Summary
 
 

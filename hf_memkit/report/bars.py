@@ -64,14 +64,13 @@ def gpu_bar(
 
 def phase_bars(caption: str, phases: Mapping[str, float]) -> Html:
     highest = max(phases.values(), default=0.0) or 1.0
-    rows = [(phase, f"{gib:.2f}", _bar(phase, gib / highest)) for phase, gib in phases.items()]
+    styles = {
+        phase: f"width: {100 * gib / highest:.1f}%; background: var(--phase-{phase})" for phase, gib in phases.items()
+    }
+    rows = [(phase, f"{gib:.2f}", el("div", class_="bar", style=styles[phase])) for phase, gib in phases.items()]
     return el("div", figure_table(caption, ("phase", "GiB", ""), rows, numbers=(1,)), class_="bars")
 
 
 def chip(style: str, kind: str = "") -> Html:
     """A sample of a colour, beside what it stands for."""
     return el("span", class_=f"chip {kind}".strip(), style=style, aria_hidden="true")
-
-
-def _bar(phase: str, share: float) -> Html:
-    return el("div", class_="bar", style=f"width: {100 * share:.1f}%; background: var(--phase-{phase})")

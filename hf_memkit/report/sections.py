@@ -83,7 +83,7 @@ def sections(run: Run, summary: Summary, advice: Advice, drawn: Mapping[str, Any
         if part is not None:
             yield part
     yield _facts(run)
-    yield _glossary()
+    yield section("words", "Words", terms(WORDS, "glossary"))
 
 
 def _headline(run: Run, summary: Summary) -> Html:
@@ -397,8 +397,3 @@ def _fact(value: Any) -> str:
     if isinstance(value, dict) and all(isinstance(each, str | int | float) for each in value.values()):
         return text(", ".join(f"{name}: {_fact(each)}" for name, each in value.items()), 300)
     return text(json.dumps(value, ensure_ascii=False), 300)
-
-
-def _glossary() -> Html:
-    """The words, two lines each."""
-    return section("words", "Words", terms(WORDS, "glossary"))

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from hf_memkit.report.diagnosis import MIN_STEPS
 from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary
 from hf_memkit.report.target import command, needs, target_of
-from hf_memkit.report.trend import MIN_VALUES
 from hf_memkit.terms import at
 from hf_memkit.units import format_size
 
@@ -181,8 +181,9 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return f"Run it on a machine with that GPU: {command(run, target)}"
     if summary.steps == 0:
         return "No step recorded."
-    if summary.steps < MIN_VALUES and run.ending.kind != "running":
-        few = f"{_count(summary.steps)} too few to tell whether memory grows"
+    if summary.steps < MIN_STEPS and run.ending.kind != "running":
+        steps = "One step is" if summary.steps == 1 else f"{summary.steps} steps are"
+        few = f"{steps} too few to tell whether memory grows"
         return f"No memory problem found{_to_spare(summary)}. {few}."
     fits = _to_spare(summary)
     if not fits:
@@ -226,10 +227,6 @@ def _to_spare(summary: Summary) -> str:
     if summary.peak is None or summary.headroom_gib is None:
         return ""
     return f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
-
-
-def _count(steps: int) -> str:
-    return "One step is" if steps == 1 else f"{steps} steps are"
 
 
 def _millions(count: int) -> str:
