@@ -61,7 +61,7 @@ _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
 """Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
 and the schedule; assumed."""
 
-_RATES: Final[Range] = (1.06, 0.97, 0.85)
+_RATES: Final[Range] = (1.06, 0.98, 0.85)
 """What a GPU reaches in a step of the rates in the table: those are of one GPU of its kind, cooled in its way, and of
 one large product or copy after the other, alone. The middle was fitted on half of the measured trainings
 (benchmarks/plan_speed.py, `halves`); the ends are uneven, because measured steps are."""
