@@ -1,7 +1,8 @@
-"""A run of a recipe and its folder: which one to use, what state it is in, and the file that says so.
+"""A recipe's folder, and what has become of it: its script with `args.yaml`, and the file that says what they do not.
 
-`memkit-run.json` holds the run's setup and status. A folder is free (it has no such file), finished, or unfinished
-(running, interrupted, or killed).
+`memkit-run.json` holds the setup with its reasons, what it was predicted to need, of a rehearsal also the target, and
+the status. A folder is free (it has no such file), written (nothing has run), unfinished (running, interrupted, or
+killed) or finished.
 """
 
 from __future__ import annotations
@@ -11,14 +12,23 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
+from hf_memkit import compat
+from hf_memkit._version import __version__
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.setup import Setting, Setup
+from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
 RUN_FILE: Final = "memkit-run.json"
+ARGUMENTS_FILE: Final = "args.yaml"
+WRITTEN: Final = "written"
+"""The status of a folder that nothing has run in."""
+
 _HOME: Final = Path("memkit-runs")
 
 
@@ -37,6 +47,8 @@ class RecipeRun:
             measured.
         target_prediction: that of `target` in its JSON form, with `gpu` (its name), `gpu_verdict` (of the GPU alone)
             and `ram_gib` (of this machine), where there is one.
+        asked: the recipe as it was asked for, by name or by its file.
+        needs_less: options of `memkit recipe` by which it needs less memory.
     """
 
     recipe: str
@@ -48,6 +60,8 @@ class RecipeRun:
     nodes: int = 1
     prediction: Mapping[str, Any] | None = None
     target_prediction: Mapping[str, Any] | None = None
+    asked: str = ""
+    needs_less: tuple[str, ...] = ()
 
     @property
     def processes(self) -> int:
@@ -73,6 +87,8 @@ class RecipeRun:
             "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
             "prediction": self.prediction,
             "target_prediction": self.target_prediction,
+            "asked": self.asked,
+            "needs_less": list(self.needs_less),
         }
 
     @classmethod
@@ -87,7 +103,16 @@ class RecipeRun:
             nodes=content.get("nodes", 1),
             prediction=content.get("prediction"),
             target_prediction=content.get("target_prediction"),
+            asked=content.get("asked", content["recipe"]),
+            needs_less=tuple(content.get("needs_less", ())),
         )
+
+    def new_file(self, names: list[str]) -> dict[str, Any]:
+        """The content of the run file beside the files of these names, the script first."""
+        return {
+            "schema": 1, "memkit": __version__, "status": WRITTEN, **self.to_json(), "blocks_sha256": None,
+            "files": names, "result": None,
+        }  # fmt: skip
 
 
 def default_output(recipe: str, variant: str) -> str:
@@ -120,9 +145,68 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
     return content
 
 
+def folder_of(path: str | Path) -> Path | None:
+    """The recipe's folder that `path` is, or whose script it is; None: it is no recipe's.
+
+    Raises:
+        RunError: as `read_run`.
+    """
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    content = read_run(folder) if (folder / ARGUMENTS_FILE).exists() else None
+    return folder if content is not None and (given == folder or given.name in content.get("files", ())[:1]) else None
+
+
+def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
+    """(the run that the folder holds, with what its owner has changed in it; the content of its run file).
+
+    Raises:
+        InputError: there is none, or its `args.yaml` is gone.
+        RunError: as `read_run`.
+    """
+    content = read_run(folder)
+    if content is None:
+        raise InputError(f"{folder}: holds no {RUN_FILE}. memkit recipe NAME --export {folder} writes a folder to run")
+    try:
+        job = RecipeRun.from_json(content)
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"{folder / RUN_FILE} is damaged. Choose another folder") from None
+    try:
+        return replace(job, setup=_as_it_stands(job.setup, folder)), content
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}. Restore it, or {start_again(folder)}") from None
+    except (ValueError, AttributeError, yaml.YAMLError) as error:
+        first = str(error).partition("\n")[0]
+        raise InputError(f"{folder / ARGUMENTS_FILE}: cannot be read ({first}). Correct it") from None
+
+
+def _as_it_stands(setup: Setup, folder: Path) -> Setup:
+    """`setup` with what `args.yaml` and the DeepSpeed JSON say by now."""
+    sections = yaml.safe_load((folder / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+    arguments = sections["arguments"]
+    config = arguments.pop("deepspeed", None)
+    if config is not None:
+        config = json.loads((folder / config).read_text(encoding="utf-8"))
+        if config != setup.get("deepspeed.config"):
+            setup = setup.put("deepspeed.config", config, _CHANGED)
+    arguments["output_dir"] = str(folder)
+    for section in ("environment", "adapter", "model_parts", "arguments", "trainer_parts"):
+        before = setup.section(section)
+        now = {compat.current_name(name): value for name, value in (sections.get(section) or {}).items()}
+        for name in before.keys() - now.keys():
+            setup = setup.drop(f"{section}.{name}")
+        changed = {name: value for name, value in now.items() if name not in before or before[name] != value}
+        for name in changed.keys() - set(LAUNCHER_VARIABLES):  # which stand there for a script on its own
+            setup = setup.put(f"{section}.{name}", changed[name], _CHANGED)
+    return setup
+
+
+_CHANGED: Final = "changed in the folder"
+
+
 def start_again(folder: str | Path) -> str:
     """What to type where a run cannot go on; --resume and --overwrite exclude each other."""
-    return f"start again without --resume: --overwrite --output {folder} (this deletes its checkpoints)"
+    return f"start again: memkit run {folder} --overwrite (this deletes its checkpoints)"
 
 
 def write_run(folder: str | Path, content: dict[str, Any]) -> None:
@@ -145,33 +229,52 @@ def refuse_used(folder: str) -> None:
     nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
-    run = read_run(folder)
-    if run is not None:
-        state = "a finished run" if run["status"] == "finished" else "an unfinished run"
-        go_on = "" if run["status"] == "finished" else "--resume to continue it, "
-        raise InputError(
-            f"--output {folder}: already holds {state}. Add {go_on}--overwrite to replace it, or choose another folder"
-        )
+    if (run := read_run(folder)) is not None:
+        raise _used(folder, run["status"], f"--output {folder}", ", or choose another folder")
 
 
-def clear(folder: str) -> None:
-    """Removes the run in `folder`, and nothing that a run did not write there."""
+def _used(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
+    what, instead = {
+        WRITTEN: ("a run that has not begun", f"Type memkit run {folder} to begin it, or add"),
+        "finished": ("a finished run", "Add"),
+    }.get(status, ("an unfinished run", "Add --resume to continue it,"))
+    return InputError(f"{which}: already holds {what}. {instead} --overwrite to replace it{otherwise}")
+
+
+def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
+    """Makes sure that the run in `folder` can begin, or go on where `resume` asks for that.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not resume and status != WRITTEN and not overwrite:
+        raise _used(folder, status, str(folder))
+    if resume and status == "finished":
+        raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
+    if resume and status == WRITTEN:
+        raise InputError(f"--resume: nothing has run in {folder} yet. Remove --resume to start it")
+
+
+def clear(folder: str | Path, *, whole: bool = True) -> None:
+    """Removes the run in `folder`, and nothing that a run did not write there; unless `whole`, its script stays."""
     path = Path(folder)
     if not (path / RUN_FILE).exists():
         return  # whatever lies here, no run of memkit wrote it
     for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs", path / "__pycache__"):
         if old.is_dir():
             shutil.rmtree(old)
-    with suppress(RunError):  # a damaged run file names nothing
-        for name in (read_run(folder) or {}).get("files", ()):
-            (path / Path(name).name).unlink(missing_ok=True)
-    for old in (*path.glob("memory-rank*.jsonl"), path / "memory-report.html", path / RUN_FILE):
+    files: tuple[Path, ...] = ()
+    if whole:
+        files = (path / RUN_FILE,)
+        with suppress(RunError):  # a damaged run file names nothing
+            files += tuple(path / Path(name).name for name in (read_run(folder) or {}).get("files", ()))
+    for old in (*path.glob("memory-rank*.jsonl"), path / "memory-report.html", *files):
         old.unlink(missing_ok=True)
 
 
-def unfinished_run(recipe: str, variant: str, folder: str) -> tuple[str, dict[str, Any]]:
-    """(folder, content of the run file) of the run that `--resume` means: the one in `folder` or, if that is empty,
-    the newest unfinished one of this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`.
+def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
+    """The folder of the run that `--resume` means: `folder` or, if that is empty, that of the newest unfinished run of
+    this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`.
 
     Raises:
         InputError: there is none.
@@ -180,20 +283,20 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> tuple[str, dict[st
         run = read_run(folder)
         if run is None:
             raise InputError(f"--resume: {folder} holds no run. Remove --resume to start one")
-        if run["status"] == "finished":
-            raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
         if run["recipe"] != recipe:
             raise InputError(
                 f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}. Type: memkit "
-                f"recipe {run['recipe']} --resume --output {folder}"
+                f"run {folder} --resume"
             )
-        return folder, run
+        return Path(folder)
     pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
     files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files:
         run = read_run(file.parent)
-        if run is not None and run["status"] != "finished" and variant in ("auto", run["variant"]):
-            return str(file.parent), run
+        if run is None or run["status"] in ("finished", WRITTEN):
+            continue
+        if variant in ("auto", run["variant"]):
+            return file.parent
     raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/; give its folder with --output")
 
 
