@@ -43,18 +43,19 @@ def run_recipe(options: RunOptions) -> int:
         if options.resume:
             _refuse_with_resume(options)
             return run_folder(_unfinished(options) if ranks.is_first else Path(), options, ranks)
-        return _as_rank(options, ranks) if ranks.launched and not options.shown_only else _here(options, ranks)
+        return _resolved(options, ranks)
 
     return as_one_of_its_ranks(found)
 
 
-def _here(options: RunOptions, ranks: Ranks) -> int:
-    """Shows or exports the setup, or runs it: in this process, or in several that are started for it."""
+def _resolved(options: RunOptions, ranks: Ranks) -> int:
+    """Shows or exports the setup, or runs it: in this process, in several that are started for it, or as one of those
+    that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_gpu
     from hf_memkit.recipe.by_data import judge_of
     from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.run.folder import refuse_used
+    from hf_memkit.run.folder import RecipeRun, refuse_used
     from hf_memkit.run.launch import launch
 
     if options.short and not options.dry_run:
@@ -65,18 +66,22 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         raise InputError(
             "--dry-run, --export: mutually exclusive. --dry-run shows the setup; --export writes it as a script."
         )
+    launched = options.place(ranks) if ranks.launched else None
+    if not ranks.is_first and not options.shown_only:
+        return _train(RecipeRun.from_json(ranks.share("job")), ranks, options)
     recipe = load_recipe(options.request.recipe or "")
-    request = read_request(options, recipe)
+    request = read_request(options, recipe, launched)
     if options.export is not None:
         request = replace(request, output=options.export)
-    refuse_data(options, recipe)
+    if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
+        refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
     # Looking at the machine may start CUDA with every GPU in view: not before `use_one_gpu`, where one will do.
     here = machine_here(request) if recipe.gpus > 1 else None
     rehearsal = here is not None and rehearses(options, here)
-    place = options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
-    if place.processes > 1 and not options.shown_only:
+    place = launched or options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
+    if place.processes > 1 and not options.shown_only and not launched:
         refuse_too_few_gpus(place)
         return launch(command_line, place)
     if place.gpus == 1:
@@ -97,6 +102,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
     overwrite = options.overwrite or bool(request.output)
     job = _opened(job, recipe, options, prediction, judge, overwrite=overwrite)
+    ranks.share("job", job.to_json())
     return _train(job, ranks, options)
 
 
@@ -115,8 +121,6 @@ def _opened(
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.run.folder import refuse_used
 
-    if options.random_weights and not job.is_rehearsal:
-        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     train.refuse_random_weights(job.setup)
     train.require_packages(job.setup)
     if not options.as_json:
@@ -212,26 +216,6 @@ def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
     plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
     about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
     return {**prediction.to_json(), **about, "gpu_verdict": prediction.judged(plenty).verdict}
-
-
-def _as_rank(options: RunOptions, ranks: Ranks) -> int:
-    """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
-    from hf_memkit.recipe.by_data import judge_of
-    from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.run.folder import RecipeRun
-
-    place = options.place(ranks)
-    if not ranks.is_first:
-        return _train(RecipeRun.from_json(ranks.share("job")), ranks, options)
-    recipe = load_recipe(options.request.recipe or "")
-    request = read_request(options, recipe, place.gpus, place.nodes)
-    if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
-        refuse_data(options, recipe)
-    judge = judge_of(request)
-    job, prediction = resolved_run(options, recipe, request, machine_here(request), place, judge)
-    job = _opened(job, recipe, options, prediction, judge, overwrite=options.overwrite)
-    ranks.share("job", job.to_json())
-    return _train(job, ranks, options)
 
 
 def _train(job: RecipeRun, ranks: Ranks, options: RunOptions) -> int:

@@ -41,13 +41,13 @@ class RunOptions(FolderOptions):
         return {**vars(self.request), **super().values()}
 
 
-def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, nodes: int | None = None) -> Request:
+def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = None) -> Request:
     """The request with its own arguments, whatever is wrong whatever the machine being told at once: before torch is
     imported, or a process is started.
 
     Args:
         options, recipe: the command line and the recipe.
-        gpus, nodes: where a launcher says them.
+        launched: where a launcher says it.
 
     Raises:
         InputError: there is no such variant, model or GPU, or a value is wrong.
@@ -55,7 +55,9 @@ def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, n
     from hf_memkit.recipe.settings import refuse_wrong
     from hf_memkit.resolve import read_own
 
-    gpus, nodes = gpus or options.gpus or recipe.gpus, nodes or options.nodes or 1
+    gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
+    if launched is not None:
+        gpus, nodes = launched.gpus, launched.nodes
     request = read_own(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
     refuse_wrong(recipe, request)
     return request
@@ -138,6 +140,8 @@ def resolved_run(
     job = RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
     if rehearsed:
         job = rehearse(recipe, setup, gpus=place.gpus)
+    elif options.random_weights:
+        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     asked, less = request.recipe or recipe.name, needs_less(recipe, job.setup)
     return replace(job, asked=asked, needs_less=less), prediction
 

@@ -172,7 +172,8 @@ def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
     except (KeyError, TypeError, ValueError):
         raise RunError(f"{folder / RUN_FILE} is damaged. Choose another folder") from None
     try:
-        return replace(job, setup=_as_it_stands(job.setup, folder)), content
+        # What stood in the way where it was written says nothing of this machine.
+        return replace(job, setup=replace(_as_it_stands(job.setup, folder), problems=())), content
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}. Restore it, or {start_again(folder)}") from None
     except (ValueError, AttributeError, yaml.YAMLError) as error:
@@ -190,6 +191,8 @@ def _as_it_stands(setup: Setup, folder: Path) -> Setup:
         if config != setup.get("deepspeed.config"):
             setup = setup.put("deepspeed.config", config, _CHANGED)
     arguments["output_dir"] = str(folder)
+    if setup["model.origin"] == "architecture" and "architecture" not in sections["model"]:
+        setup = setup.put("model.origin", "hub", "the script loads it")
     for section in ("environment", "adapter", "model_parts", "arguments", "trainer_parts"):
         before = setup.section(section)
         now = {compat.current_name(name): value for name, value in (sections.get(section) or {}).items()}

@@ -103,7 +103,8 @@ def test_what_stands_in_the_folder_counts(quick_memkit: Quick, tmp_path: Path) -
     assert exported.setup.ledger.total_bytes("disk") > 1e9, "a run asks the disk for so much"
     both = [*unchanged.setup.settings, *exported.setup.settings]
     others = {each.key for each in both if both.count(each) == 1}
-    assert others == {"arguments.output_dir", "environment.CUDA_VISIBLE_DEVICES"}
+    assert others == {"arguments.output_dir", "environment.CUDA_VISIBLE_DEVICES", "model.origin"}
+    assert unchanged.setup["model.origin"] == "hub", "the hub was not asked here, and the script will ask it"
 
     change_arguments(job, "arguments", per_device_train_batch_size=1)
     change_arguments(job, "environment", NCCL_P2P_DISABLE=1, RANK="1")
