@@ -82,6 +82,9 @@ def test_what_cannot_run_is_told_in_a_line_and_changes_nothing(quick_memkit: Qui
 def test_a_folder_for_a_gpu_is_refused_where_it_does_not_fit(quick_memkit: Quick, tmp_path: Path) -> None:
     asked = ("recipe", "gpt2-on-16gb", "--variant", "resident", "--gpu", "RTX 4090", "--export", "job")
     assert quick_memkit(*asked).returncode == 0
+    assert quick_memkit(*asked[:-1], "random", "--random-weights").returncode == 0
+    made = [yaml.safe_load((tmp_path / name / "args.yaml").read_text())["model"] for name in ("job", "random")]
+    assert ["architecture" in model for model in made] == [False, True]
     ran, path = quick_memkit("run", "job"), tmp_path / "job" / "memkit-run.json"
     assert ran.returncode == 1 and "this setup needs a GPU" in ran.stderr
     content = json.loads(path.read_text())
