@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from hf_memkit import boot
 from hf_memkit.cli.environment import Trains
 from hf_memkit.cli.options import (
+    RUNS,
     GpusOfRun,
     JsonOfRun,
     MasterAddr,
@@ -60,7 +61,10 @@ class RunCommand(Trains):
     is the script's, as after `python`; what only memkit can mean is refused there. A recipe's folder takes none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = "--" in args or any(map(_recipes_folder, args))
+        ctx.allow_interspersed_args = "--" in args
+        if not ctx.allow_interspersed_args:
+            script = self.make_parser(ctx).parse_args(list(args))[0].get("script")
+            ctx.allow_interspersed_args = isinstance(script, str) and _recipes_folder(script) is not None
         given = list(args)
         left = super().parse_args(ctx, args)
         words = ctx.params.get("arguments") or []
@@ -92,7 +96,7 @@ def _refuse_lost_options(
     for number, word in enumerate(arguments):
         name, glued, value = word.partition("=")
         option = own.get(name) if name.startswith("--") else None
-        if option is None or name == "--help":
+        if option is None or name == "--help" or getattr(option, "rich_help_panel", None) == RUNS:
             continue
         takes = not getattr(option, "is_flag", False)
         if takes and not glued:
@@ -250,8 +254,7 @@ def run(
         return _run_folder(job, of_folder, of_script)
     if given_for_folder := of_folder.given():
         raise InputError(
-            f"{', '.join(given_for_folder)}: only for a folder that memkit recipe wrote; start several processes of a "
-            "script by its launcher: memkit run -- torchrun …"
+            f"{', '.join(given_for_folder)}: only for a folder that memkit recipe wrote; a script's own stand after --"
         )
     if log not in LOGS:
         raise InputError(f"--log {log}: unknown. Give one of {', '.join(LOGS)}.")

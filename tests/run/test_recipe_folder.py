@@ -127,6 +127,16 @@ def test_which_paths_are_a_recipe_s_folder(tmp_path: Path) -> None:
     assert folder_of(tmp_path / "own.py") is None and folder_of(tmp_path / "none") is None
 
 
+def test_a_user_s_script_keeps_its_words(quick_memkit: Quick, tmp_path: Path) -> None:
+    """Finds: an option of folders that is taken from a script, or refused there; a folder among its arguments."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "memkit-run.json").write_text(json.dumps({"files": ["train_text.py"]}))
+    (tmp_path / "job" / "args.yaml").write_text("")
+    (tmp_path / "own.py").write_text("import sys; print(*sys.argv[1:])")
+    words = ["--resume", "--gpus", "4", "--model", "job"]
+    assert quick_memkit("run", "own.py", *words).stdout.split() == words
+
+
 def test_a_script_by_itself_refuses_a_resume_from_nvme() -> None:
     engine: Any = SimpleNamespace(
         zero_nvme_offload_optimizer=lambda: True, zero_optimization_partition_weights=lambda: False
