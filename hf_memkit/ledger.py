@@ -6,7 +6,7 @@ those of one machine with all its processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -57,6 +57,17 @@ class Ledger:
         always = by_phase.pop(None, 0)
         phase = max(by_phase, key=lambda name: by_phase[name], default=None)
         return always + by_phase.get(phase, 0), phase
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Ledger:
+        """The ledger that `to_json` gave."""
+        return cls(
+            tuple(
+                Row(place, row["category"], row["term"], round(row["gib"] * GIB), row["source"], row["phase"])
+                for place in PLACES
+                for row in content.get(place, ())
+            )
+        )
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """`{"device": [{"category", "term", "gib", "phase", "source"}, …], "host": …, "pinned": …, "disk": …}`."""

@@ -264,11 +264,13 @@ class Setup:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """The settings of what `to_json` gave, without its ledger: enough to run it again."""
+        """What `to_json` gave: enough to run it again."""
         settings = tuple(Setting(item["key"], item["value"], item["reason"]) for item in content["settings"])
         return cls(
             preset=content["preset"],
             settings=settings,
+            ledger=Ledger.from_json(content.get("ledger", {})),
+            problems=tuple(content.get("problems", ())),
             notes=tuple(content["notes"]),
             techniques=tuple(content.get("techniques", ())),
         )

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "-- trl sft": "benchmarks/front_ends.py",
     "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",
     "my_package.train": "tests/run/test_as_python.py",
+    "run my-job": "tests/run/test_recipe_folder.py",
     "tickets": "tests/engine/test_own_recipe.py",
     "--num_train_epochs 3": "benchmarks/plan_example.py",
     "--write plan.yaml -- '…'": "tests/cli/test_plan.py",

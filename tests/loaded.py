@@ -103,7 +103,7 @@ def _load() -> None:
     import transformers.trainer  # noqa: F401
 
     import hf_memkit.cli
-    import hf_memkit.recipe.run  # noqa: F401
+    import hf_memkit.run.training  # noqa: F401
 
     torch.set_num_threads(1)
 

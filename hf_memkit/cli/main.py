@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import sys
-import warnings
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import typer
@@ -15,9 +12,10 @@ import typer
 from hf_memkit import boot
 from hf_memkit._version import __version__
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
+from hf_memkit.cli.quiet import quiet_libraries
 from hf_memkit.environments import missing_here
 from hf_memkit.errors import MemkitError, did_you_mean
-from hf_memkit.run_script import ScriptRun
+from hf_memkit.run.script import ScriptRun
 
 # click's UsageError, by way of typer's public name: some versions of typer carry click inside, others depend on it.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
@@ -120,24 +118,7 @@ def _memkit(
     context.obj = dict(os.environ)  # as the user has it, for a script that is predicted
     # `doctor` shows what the libraries find by themselves, and in `run` they are the script's.
     if context.invoked_subcommand not in ("doctor", "run"):
-        _quiet_libraries()
-
-
-def _quiet_libraries() -> None:
-    """Keeps messages of libraries out of sight that no user of memkit can act on: sets log levels, filters and the
-    variables that they read when they are imported."""
-    os.environ.setdefault("DS_LOG_LEVEL", "error")  # read when deepspeed is imported
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
-    if not Path("/dev/nvidiactl").exists():
-        # Training on the CPU: waiting threads that spin make a busy machine several times slower. Read by OpenMP when
-        # torch is imported, so it cannot wait until the setup is known.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it had to find that out
-    for logger in ("torchao", "torch.utils._pytree", "accelerate", "bitsandbytes"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
-    # DeepSpeed and torch disagree about names of collectives, at every call.
-    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)
+        quiet_libraries()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -52,6 +52,21 @@ Technique = Annotated[
 Short = Annotated[bool, typer.Option("--short", help="One screen: the verdict and what to change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+RUNS: Final = "Runs of a recipe"
+"""Heading of what `memkit recipe` has, and `memkit run` of a recipe's folder."""
+
+Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)]
+GpusOfRun = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)]
+NodesOfRun = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)]
+NodeRank = Annotated[int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)]
+MasterAddr = Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)]
+MasterPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
+]
+JsonOfRun = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)]
+
 
 def show_what_can_be_shown() -> None:
     """A terminal that cannot show a bar gets a question mark, not an error."""

@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from hf_memkit.cli.options import MORE, Short
+from hf_memkit.cli.options import (
+    MORE,
+    Gpu,
+    GpuMemory,
+    GpusOfRun,
+    JsonOfRun,
+    MasterAddr,
+    MasterPort,
+    NodeRank,
+    NodesOfRun,
+    Overwrite,
+    Ram,
+    Resume,
+    Short,
+)
 from hf_memkit.resources import documentation
 from hf_memkit.user_files import user_path
 
@@ -46,17 +60,9 @@ def recipe(
         str | None,
         typer.Option(help=f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}"),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's."),
-    ] = None,
-    gpu_memory: Annotated[
-        str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
-    ] = None,
-    ram: Annotated[
-        str | None,
-        typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE),
-    ] = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", rich_help_panel=MORE)
     ] = None,
@@ -67,16 +73,11 @@ def recipe(
     nvme_path: Annotated[
         str | None, typer.Option(help="Folder on a fast disk, for the infinity variant.", rich_help_panel=MORE)
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs on each machine.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines.", rich_help_panel=MORE)] = None,
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=MORE)
-    ] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=MORE)] = None,
-    master_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=MORE),
-    ] = None,
+    gpus: GpusOfRun = None,
+    nodes: NodesOfRun = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,10 +86,8 @@ def recipe(
             help="Override a TrainingArguments field, except those that the variant sets. Repeatable.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in --output.", rich_help_panel=MORE)
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
     ] = False,
@@ -108,7 +107,7 @@ def recipe(
     copy: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the recipe's YAML file, to change.", rich_help_panel=MORE)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOfRun = False,
 ) -> int:
     """List the recipes, or run one."""
     from hf_memkit.cli.recipe_flow import run_recipe

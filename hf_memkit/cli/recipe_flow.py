@@ -5,15 +5,14 @@ Imports of torch and transformers happen inside the functions, so that `memkit -
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_memkit.cli.environment import command_line
 from hf_memkit.cli.recipe_options import (
     RunOptions,
     machine_here,
@@ -23,52 +22,41 @@ from hf_memkit.cli.recipe_options import (
     resolved_run,
     usual_gpus,
 )
+from hf_memkit.cli.run_folder import as_one_of_its_ranks, refuse_mistakes, refuse_too_few_gpus, run_folder, train
 from hf_memkit.errors import InputError
-from hf_memkit.recipe.ranks import (
-    FOLDER_VARIABLE,
-    Ranks,
-    errors_to_launcher,
-    leave_exit_code,
-    ranks_from_environment,
-)
+from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.choose import Judge
-    from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.run.folder import RecipeRun
     from hf_memkit.setup import Setup
 
 
 def run_recipe(options: RunOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
 
-    ranks = ranks_from_environment()
-    try:
-        if ranks.launched and not options.shown_only:
-            with errors_to_launcher():
-                return _as_rank(options, ranks)
-        return _here(options, ranks)
-    except KeyboardInterrupt:  # here: typer would turn it into an exit code without a word
-        if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one says it
-            print(
-                "\nmemkit: interrupted; records and the last checkpoint are intact: continue with --resume",
-                file=sys.stderr,
-            )
-        return 1
+    def found(ranks: Ranks) -> int:
+        if options.resume:
+            _refuse_with_resume(options)
+            return run_folder(_unfinished(options) if ranks.is_first else Path(), options, ranks)
+        return _resolved(options, ranks)
+
+    return as_one_of_its_ranks(found)
 
 
-def _here(options: RunOptions, ranks: Ranks) -> int:
-    """Shows or exports the setup, or runs it: in this process, or in several that are started for it."""
+def _resolved(options: RunOptions, ranks: Ranks) -> int:
+    """Shows or exports the setup, or runs it: in this process, in several that are started for it, or as one of those
+    that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_gpu
     from hf_memkit.recipe.by_data import judge_of
-    from hf_memkit.recipe.launch import launch
-    from hf_memkit.recipe.output import refuse_used
     from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.run.folder import RecipeRun, refuse_used
+    from hf_memkit.run.launch import launch
 
     if options.short and not options.dry_run:
         raise InputError("--short: only with --dry-run; add it, or omit --short")
@@ -78,28 +66,24 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         raise InputError(
             "--dry-run, --export: mutually exclusive. --dry-run shows the setup; --export writes it as a script."
         )
-    if options.resume:
-        _refuse_with_resume(options)
-        job, earlier = _earlier_run(options)
-        place = options.place(ranks, job.gpus, job.nodes)
-        _same_processes(job, place)
-        if place.processes > 1:
-            return launch(replace(options, request=replace(options.request, output=job.output)).for_ranks(), place)
-        use_one_gpu()
-        _refuse_mistakes(job)
-        return _train(job, earlier, ranks, options)
+    launched = options.place(ranks) if ranks.launched else None
+    if not ranks.is_first and not options.shown_only:
+        return _train(RecipeRun.from_json(ranks.share("job")), ranks, options)
     recipe = load_recipe(options.request.recipe or "")
-    request = read_request(options, recipe)
-    refuse_data(options, recipe)
+    request = read_request(options, recipe, launched)
+    if options.export is not None:
+        request = replace(request, output=options.export)
+    if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
+        refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
     # Looking at the machine may start CUDA with every GPU in view: not before `use_one_gpu`, where one will do.
     here = machine_here(request) if recipe.gpus > 1 else None
     rehearsal = here is not None and rehearses(options, here)
-    place = options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
-    if place.processes > 1 and not options.shown_only:
-        _refuse_too_few_gpus(place)
-        return launch(options.for_ranks(), place)
+    place = launched or options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
+    if place.processes > 1 and not options.shown_only and not launched:
+        refuse_too_few_gpus(place)
+        return launch(command_line, place)
     if place.gpus == 1:
         use_one_gpu()
     judge = judge_of(request)
@@ -110,17 +94,18 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
-        from hf_memkit.recipe.run import mistakes_of_run
+        from hf_memkit.run.training import mistakes_of_run
 
         for problem in job.setup.problems:
             render.say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
         for mistake in mistakes_of_run(job):
             render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
-        written = export_script(job, Path(options.export))
+        written = export_script(_told(job, prediction), Path(options.export))
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
     overwrite = options.overwrite or bool(request.output)
     job = _opened(job, recipe, options, prediction, judge, overwrite=overwrite)
-    return _train(job, None, ranks, options)
+    ranks.share("job", job.to_json())
+    return _train(job, ranks, options)
 
 
 def _opened(
@@ -136,7 +121,7 @@ def _opened(
     from hf_memkit import train
     from hf_memkit.cli import render
     from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.recipe.output import refuse_used
+    from hf_memkit.run.folder import refuse_used
 
     train.refuse_random_weights(job.setup)
     train.require_packages(job.setup)
@@ -147,7 +132,7 @@ def _opened(
         raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}{instead}")
     if not overwrite:
         refuse_used(job.output)
-    _refuse_mistakes(job)
+    refuse_mistakes(job)
     return _with_prediction(job, recipe, prediction, judge)
 
 
@@ -157,7 +142,7 @@ def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Predi
     from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import next_variant
     from hf_memkit.recipe.by_data import batches_of
-    from hf_memkit.recipe.run import mistakes_of_target
+    from hf_memkit.run.training import mistakes_of_target
 
     target = job.target or job.setup
     mistakes = mistakes_of_target(target)
@@ -205,9 +190,7 @@ def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | No
     from hf_memkit.recipe.choose import nearest_that_fits
 
     if job.target is not None:
-        if prediction is None:
-            return job
-        return replace(job, target_prediction=_of_target(prediction, job.target.resolved_for.machine))
+        return _told(job, prediction)
     try:
         prediction = prediction or judge(job.setup)
         if prediction.verdict == "does not fit":
@@ -217,7 +200,16 @@ def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | No
     except MemkitError as error:
         render.say_to_stderr(f"memkit: note: no prediction: {error}")
         return job
-    return replace(job, prediction=prediction.to_json())
+    return _told(job, prediction)
+
+
+def _told(job: RecipeRun, prediction: Prediction | None) -> RecipeRun:
+    """The run with this prediction: of a rehearsal, of its target."""
+    if prediction is None:
+        return job
+    if job.target is None:
+        return replace(job, prediction=prediction.to_json())
+    return replace(job, target_prediction=_of_target(prediction, job.target.resolved_for.machine))
 
 
 def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
@@ -228,48 +220,20 @@ def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
     return {**prediction.to_json(), **about, "gpu_verdict": prediction.judged(plenty).verdict}
 
 
-def _as_rank(options: RunOptions, ranks: Ranks) -> int:
-    """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
-    from hf_memkit.recipe.by_data import judge_of
-    from hf_memkit.recipe.output import RecipeRun
-    from hf_memkit.recipe.schema import load_recipe
+def _train(job: RecipeRun, ranks: Ranks, options: RunOptions) -> int:
+    """As `memkit run FOLDER`, of a folder that is written first."""
+    from hf_memkit.recipe.export import export_script
 
-    place = options.place(ranks)
-    earlier: dict[str, Any] | None = None
-    if not ranks.is_first:
-        content, earlier = ranks.share("job")
-        job = RecipeRun.from_json(content)
-    else:
-        if options.resume:
-            _refuse_with_resume(options)
-            job, earlier = _earlier_run(options)
-            _same_processes(job, place)
-            _refuse_mistakes(job)
-        else:
-            recipe = load_recipe(options.request.recipe or "")
-            request = read_request(options, recipe, place.gpus, place.nodes)
-            if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
-                refuse_data(options, recipe)
-            judge = judge_of(request)
-            job, prediction = resolved_run(options, recipe, request, machine_here(request), place, judge)
-            job = _opened(job, recipe, options, prediction, judge, overwrite=options.overwrite)
-        ranks.share("job", [job.to_json(), earlier])
-    code = _train(job, earlier, ranks, options)
-    if FOLDER_VARIABLE not in os.environ:
-        return code
-    leave_exit_code(ranks, code)
-    return 0
+    def write() -> None:
+        try:
+            Path(job.output).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--output {job.output}: not writable ({error.strerror}). Choose another folder"
+            ) from None
+        export_script(job, Path(job.output))
 
-
-def _refuse_too_few_gpus(place: Place) -> None:
-    """Fewer GPUs than processes would put two of them on one GPU; none at all means a rehearsal."""
-    import torch
-
-    visible = torch.cuda.device_count()
-    if 0 < visible < place.gpus:
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = f"CUDA_VISIBLE_DEVICES={shown} leaves {visible}" if shown else f"this machine has {visible}"
-        raise InputError(f"--gpus {place.gpus}: {why}. Give --gpus {visible} or fewer.")
+    return train(job, ranks, options, write)
 
 
 def _refuse_with_resume(options: RunOptions) -> None:
@@ -281,58 +245,10 @@ def _refuse_with_resume(options: RunOptions) -> None:
         raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
 
 
-def _earlier_run(options: RunOptions) -> tuple[RecipeRun, dict[str, Any]]:
-    """The run that `--resume` means, with the settings it was started with."""
-    from hf_memkit.recipe.output import RecipeRun, unfinished_run
+def _unfinished(options: RunOptions) -> Path:
+    """The folder of the run that `--resume` means."""
     from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.run.folder import unfinished_run
 
     request = options.request
-    _folder, earlier = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
-    return RecipeRun.from_json(earlier), earlier
-
-
-def _same_processes(job: RecipeRun, place: Place) -> None:
-    """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
-    if (place.gpus, place.nodes) != (job.gpus, job.nodes):
-        machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
-        options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")
-        raise InputError(
-            f"--resume: the run in {job.output} has {job.gpus} processes{machines}, among which its batch and "
-            f"checkpoints are split; add {options}"
-        )
-
-
-def _refuse_mistakes(job: RecipeRun) -> None:
-    from hf_memkit.cli import render
-    from hf_memkit.recipe.run import mistakes_of_run
-
-    found = mistakes_of_run(job)
-    if mistakes := [str(problem) for problem in found if problem.refuses]:
-        raise InputError("\n".join(mistakes))
-    for hint in found:
-        render.say_to_stderr(f"memkit: hint: {hint}")
-
-
-def _train(job: RecipeRun, earlier: dict[str, Any] | None, ranks: Ranks, options: RunOptions) -> int:
-    """Runs `job`; 0 if it finished, 1 if it was stopped."""
-    from hf_memkit.cli import render
-    from hf_memkit.recipe.output import clear
-    from hf_memkit.recipe.run import run
-
-    as_json = options.as_json
-    say = render.silent if not ranks.is_first else render.say_to_stderr if as_json else render.say
-    clear_first = (lambda: clear(job.output)) if options.overwrite else None
-    with _stdout_to_stderr() if as_json else contextlib.nullcontext():
-        content = run(job, say, ranks, resume=earlier, before_writing=clear_first)
-    if ranks.is_first and as_json:
-        print(json.dumps(content, indent=2))
-    elif ranks.is_first:
-        render.closing(job, content, options.request.recipe or "")
-    return 0 if content["status"] == "finished" else 1
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Keeps standard output for the JSON: Trainer prints its log lines there."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    return unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)

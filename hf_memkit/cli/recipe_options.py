@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hf_memkit.errors import InputError
-from hf_memkit.recipe.launch import MASTER_PORT, Place
-from hf_memkit.recipe.ranks import Ranks
+from hf_memkit.cli.run_folder import FolderOptions
 from hf_memkit.request import Request
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.choose import Judge
-    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
-
-
-_FLAGS = {"setting": "--set", "as_json": "--json"}
-_OPTIONS = (
-    "variant", "model", "data", "gpu", "gpu_memory", "ram", "max_steps", "sequence_length", "output", "nvme_path",
-    "setting", "resume", "overwrite", "dry_run", "short", "export", "random_weights", "as_json",
-)  # fmt: skip
-"""Those that every process is given; where they run is told them by their launcher."""
+    from hf_memkit.run.folder import RecipeRun
+    from hf_memkit.run.ranks import Place
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """The options of the command line beside the request, under their parameters' names; what was not given is None,
-    empty or False.
+class RunOptions(FolderOptions):
+    """The options of the command line beside the request.
 
     Attributes:
         request: the recipe, and what was asked for beyond it; without its own arguments, GPUs and nodes.
@@ -39,101 +28,26 @@ class RunOptions:
 
     request: Request
     setting: tuple[str, ...] = ()
-    gpus: int | None = None
-    nodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    resume: bool = False
-    overwrite: bool = False
     dry_run: bool = False
     short: bool = False
     export: str | None = None
     random_weights: bool = False
-    as_json: bool = False
 
     @property
     def shown_only(self) -> bool:
-        """Whether nothing is to run."""
         return self.dry_run or self.export is not None
 
-    def given(self, *names: str) -> list[str]:
-        """The flags of those of `names` that were given."""
-        values = {**vars(self.request), **vars(self)}
-        return [_flag(name) for name in names if values[name] not in (None, "", (), False)]
-
-    def for_ranks(self) -> list[str]:
-        """The command line of each process: where it runs is told it by its launcher."""
-        arguments = ["recipe", self.request.recipe or ""]
-        for part in (self.request, self):
-            for field in dataclasses.fields(part):
-                value = getattr(part, field.name)
-                if field.name not in _OPTIONS or value == field.default:
-                    continue
-                values = value if isinstance(value, tuple) else (value,)
-                arguments += [_flag(field.name) if item is True else f"{_flag(field.name)}={item}" for item in values]
-        return arguments
-
-    def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> Place:
-        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`.
-
-        Raises:
-            InputError: the options contradict each other or the launcher, or lack something.
-        """
-        if ranks.launched:
-            return self._launcher_s_place(ranks)
-        place = Place(
-            self.gpus or gpus,
-            self.nodes or nodes,
-            self.node_rank or 0,
-            self.master_addr or "",
-            self.master_port or MASTER_PORT,
-        )
-        if place.nodes == 1:
-            if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
-                raise InputError(
-                    f"{(names := ', '.join(needless))}: only for several machines; add --nodes N, or omit {names}"
-                )
-            return place
-        missing = [] if place.master_addr else ["--master-addr ADDRESS (of machine 0)"]
-        missing += [f"--node-rank N (0 to {place.nodes - 1})"] if self.node_rank is None else []
-        if missing and not self.shown_only:
-            raise InputError(f"--nodes {place.nodes}: on every machine, add {' and '.join(missing)}")
-        if place.node_rank >= place.nodes:
-            raise InputError(
-                f"--node-rank {place.node_rank}: must be below --nodes {place.nodes}; write 0 to {place.nodes - 1}"
-            )
-        return place
-
-    def _launcher_s_place(self, ranks: Ranks) -> Place:
-        place = Place(ranks.local_world_size, ranks.nodes)
-        if place.processes != ranks.world_size:
-            raise InputError(
-                f"the launcher started {ranks.world_size} processes, and {ranks.local_world_size} on this machine: "
-                f"start the same number on each machine"
-            )
-        for flag, asked, started in (("--gpus", self.gpus, place.gpus), ("--nodes", self.nodes, place.nodes)):
-            if asked is not None and asked != started:
-                raise InputError(
-                    f"{flag} {asked} contradicts the launcher, which started {place.gpus} processes on each of "
-                    f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
-                )
-        if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
-            raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
-        return place
+    def values(self) -> dict[str, Any]:
+        return {**vars(self.request), **super().values()}
 
 
-def _flag(name: str) -> str:
-    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
-
-
-def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, nodes: int | None = None) -> Request:
+def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = None) -> Request:
     """The request with its own arguments, whatever is wrong whatever the machine being told at once: before torch is
     imported, or a process is started.
 
     Args:
         options, recipe: the command line and the recipe.
-        gpus, nodes: where a launcher says them.
+        launched: where a launcher says it.
 
     Raises:
         InputError: there is no such variant, model or GPU, or a value is wrong.
@@ -141,7 +55,9 @@ def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, n
     from hf_memkit.recipe.settings import refuse_wrong
     from hf_memkit.resolve import read_own
 
-    gpus, nodes = gpus or options.gpus or recipe.gpus, nodes or options.nodes or 1
+    gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
+    if launched is not None:
+        gpus, nodes = launched.gpus, launched.nodes
     request = read_own(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
     refuse_wrong(recipe, request)
     return request
@@ -195,9 +111,10 @@ def resolved_run(
     """
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.hardware import described_gpu
-    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.rehearse import rehearse
+    from hf_memkit.recipe.variant import needs_less
     from hf_memkit.resolve import resolve
+    from hf_memkit.run.folder import RecipeRun
 
     rehearsed = rehearses(options, here)
     gpus = max(place.gpus, recipe.gpus) if rehearsed else place.gpus
@@ -220,9 +137,13 @@ def resolved_run(
         setup = replace(setup, why=why)
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_gpu(described, here.gpu)
+    job = RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
     if rehearsed:
-        return rehearse(recipe, setup, gpus=place.gpus), prediction
-    return RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes), prediction
+        job = rehearse(recipe, setup, gpus=place.gpus)
+    elif options.random_weights:
+        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
+    asked, less = request.recipe or recipe.name, needs_less(recipe, job.setup)
+    return replace(job, asked=asked, needs_less=less), prediction
 
 
 def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.prediction import Prediction
     from hf_memkit.prediction.from_script import BatchNeeds
-    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.run.folder import RecipeRun
     from hf_memkit.setup import Setup
 
 
@@ -128,14 +128,14 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
                 say(f"bf16: {setting.reason}.")
 
 
-def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
-    """What came out, and how much of it is proved. `name`: the recipe as it was asked for, by name or by its file."""
+def closing(job: RecipeRun, content: dict[str, Any]) -> None:
+    """What came out, and how much of it is proved."""
     from hf_memkit.recipe.rehearse import made_smaller
 
     result = content["result"]
     say("")
     if content["status"] == "interrupted":
-        say(f"Stopped after step {result['steps']}. Continue: memkit recipe {name} --resume --output {job.output}")
+        say(f"Stopped after step {result['steps']}. Continue: memkit run {job.output} --resume")
         return
     adapted = job.is_rehearsal and bool(job.setup.section("adapter"))
     say(f"Done: {result['steps']} steps in {result['wall_time_s']:.0f} s. {_losses(result, adapted=adapted)}")
@@ -158,12 +158,10 @@ def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
         f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
         f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps."
-        if target.ledger.rows
-        else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )
     for problem in target.problems:
         say(f"The target run would not start on this machine: it {problem}.")
-    say(f"All its settings: memkit recipe {name} --variant {job.variant} --dry-run --gpu NAME")
+    say(f"All its settings: memkit recipe {job.asked} --variant {job.variant} --dry-run --gpu NAME")
     smaller = [f"{what} {large} → {small}" for what, large, small in made_smaller(target, job.setup)]
     say(f"Smaller than the target: {', '.join(smaller)}.")
     _left_out(job)
@@ -175,7 +173,8 @@ def exported(written: list[Path], as_json: bool, command: str) -> int:
     else:
         for path in written:
             say(f"Wrote {path}")
-        say(f"Run it: {command}")
+        say(f"Run it: memkit run {written[0].parent}")
+        say(f"Alone:  {command}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`memkit run`: an unchanged training script, with a memory report."""
+"""`memkit run`: an unchanged training script, with a memory report; or a recipe's folder, with all that it needs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,23 @@ from typer.core import TyperCommand
 
 from hf_memkit import boot
 from hf_memkit.cli.environment import Trains
+from hf_memkit.cli.options import (
+    RUNS,
+    GpusOfRun,
+    JsonOfRun,
+    MasterAddr,
+    MasterPort,
+    NodeRank,
+    NodesOfRun,
+    Overwrite,
+    Resume,
+)
+from hf_memkit.cli.quiet import quiet_libraries
+from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.errors import InputError
 from hf_memkit.launched import is_command, read_command
-from hf_memkit.planned_run import PlannedRun
-from hf_memkit.run_script import ScriptRun, predicted
+from hf_memkit.run.planned import PlannedRun
+from hf_memkit.run.script import ScriptRun, predicted
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
 
@@ -36,21 +49,38 @@ EXAMPLES = """[bold]Examples[/bold]
   memkit run -- torchrun --nproc_per_node 4 train.py …      also: accelerate launch, deepspeed
 
   torchrun --nproc_per_node 4 -m hf_memkit run train.py -- …     the same
+
+  memkit run job                             a folder of memkit recipe NAME --export job
+
+  memkit run job --resume                    goes on after Ctrl-C, from the last checkpoint
 """
 
 
 class RunCommand(Trains):
     """Where there is a `--`, memkit's options stand before it. Without one all that stands behind the script's name
-    is the script's, as after `python`; what only memkit can mean is refused there."""
+    is the script's, as after `python`; what only memkit can mean is refused there. A recipe's folder takes none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = "--" in args
+        if not ctx.allow_interspersed_args:
+            script = self.make_parser(ctx).parse_args(list(args))[0].get("script")
+            ctx.allow_interspersed_args = isinstance(script, str) and _recipes_folder(script) is not None
         given = list(args)
         left = super().parse_args(ctx, args)
         words = ctx.params.get("arguments") or []
         if words and not ctx.allow_interspersed_args:
             _refuse_lost_options(self, given[: len(given) - len(words)], words, is_module=ctx.params["module"])
         return left
+
+
+def _recipes_folder(word: str) -> Path | None:
+    """The recipe's folder that is meant, if it is one. A script waits for no import."""
+    given = Path(word)
+    if not ((given if given.is_dir() else given.parent) / "memkit-run.json").exists():
+        return None
+    from hf_memkit.run.folder import folder_of
+
+    return folder_of(given)
 
 
 def _refuse_lost_options(
@@ -66,7 +96,7 @@ def _refuse_lost_options(
     for number, word in enumerate(arguments):
         name, glued, value = word.partition("=")
         option = own.get(name) if name.startswith("--") else None
-        if option is None or name == "--help":
+        if option is None or name == "--help" or getattr(option, "rich_help_panel", None) == RUNS:
             continue
         takes = not getattr(option, "is_flag", False)
         if takes and not glued:
@@ -143,10 +173,29 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
         raise InputError(f"{command[0]}: cannot be started: {error.strerror}") from None
 
 
+def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> int:
+    """
+    Raises:
+        InputError: options that only a script has.
+    """
+    if of_script:
+        raise InputError(
+            f"{', '.join(of_script)}: only for a script; {folder / 'args.yaml'} holds what the folder trains with"
+        )
+    quiet_libraries()
+    if options.resume and options.overwrite:
+        raise InputError("--resume, --overwrite: mutually exclusive. --overwrite starts again.")
+    return as_one_of_its_ranks(lambda ranks: run_folder(folder, options, ranks))
+
+
 def run(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="Path of the script; with -m, a module's dotted name.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT",
+            help="Path of the script; with -m, a module's dotted name; or a folder that memkit recipe wrote.",
+        ),
     ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")
@@ -177,8 +226,36 @@ def run(
             " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
         ),
     ] = True,
-) -> ScriptRun:
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    gpus: GpusOfRun = None,
+    nodes: NodesOfRun = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    as_json: JsonOfRun = False,
+) -> ScriptRun | int:
     """Run a training script unchanged and report its memory."""
+    of_folder = FolderOptions(
+        resume=resume, overwrite=overwrite, gpus=gpus, nodes=nodes, node_rank=node_rank, master_addr=master_addr,
+        master_port=master_port, as_json=as_json,
+    )  # fmt: skip
+    of_script = [
+        flag
+        for flag, given in (
+            ("-m", module), ("--records", records), ("--log", log != "few"), ("--predict", predict), ("--plan", plan),
+            ("--no-phases", not phases), ("arguments", arguments),
+        )
+        if given
+    ]  # fmt: skip
+    job = None if module else _recipes_folder(script)
+    # What a plan or arguments make of a recipe's script is a script of the user's own.
+    if job is not None and (not of_script or of_folder.given() or Path(script).is_dir()):
+        return _run_folder(job, of_folder, of_script)
+    if given_for_folder := of_folder.given():
+        raise InputError(
+            f"{', '.join(given_for_folder)}: only for a folder that memkit recipe wrote; a script's own stand after --"
+        )
     if log not in LOGS:
         raise InputError(f"--log {log}: unknown. Give one of {', '.join(LOGS)}.")
     folder = user_path(records).absolute() if records is not None else None  # the script may change its folder

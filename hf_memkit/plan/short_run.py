@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.planned_run import PlannedRun
-from hf_memkit.run_script import ScriptRun
+from hf_memkit.run.planned import PlannedRun
+from hf_memkit.run.ranks import errors_to_launcher
+from hf_memkit.run.script import ScriptRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 
@@ -56,8 +57,9 @@ def main(path: str) -> None:
     run = ScriptRun(script, options, PlannedRun.read(request["plan"]))
     short = _ShortTraining(Path(request["output"]), Path(request["result"]), saves=request["saves"])
     when_imported("transformers.trainer", short.install)
-    run.prepare()
-    run.run()
+    with errors_to_launcher():
+        run.prepare()
+        run.run()
 
 
 class _ShortTraining:

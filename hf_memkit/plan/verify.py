@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -31,8 +30,8 @@ from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.short_run import request_of
 from hf_memkit.plan.verified import Verified, measured
-from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.report.load import Run, load_run
+from hf_memkit.run.launch import launch_command
 from hf_memkit.units import GIB, format_gib
 from hf_memkit.user_script import UserScript
 
@@ -164,20 +163,15 @@ def _ran(judged: Judged, plan: Plan, script: UserScript, environment: Mapping[st
         paths["plan"].write_text(yaml.safe_dump(_short_plan(judged, plan, paths["output"], device)))
         read = {name: paths[name] for name in ("records", "output", "result", "plan")}
         paths["request"].write_text(json.dumps(request_of(script, read, saves=saves)))
-        launcher: list[str] = []
+        own: tuple[str, ...] = ("-m", _MODULE, str(paths["request"]))
+        by = signal.SIGKILL
         if plan.gpus > 1:
-            options = ("--standalone", "--nproc_per_node", str(plan.gpus))
-            launcher = [sys.executable, "-m", "torch.distributed.run", *options]
+            own, by = launch_command(plan.gpus, *own), signal.SIGTERM
             notes.append(f"run by torchrun --nproc_per_node {plan.gpus}")
-        own = boot.command("-m", _MODULE, str(paths["request"]))
-        command = [*launcher, *own[1:]] if launcher else own
+        command = boot.command(*own)
         variables = {**environment, **judged.candidate.environment, **_QUIET}
-        if plan.gpus > 1:
-            threads = threads_per_process(len(os.sched_getaffinity(0)), plan.gpus)
-            variables.setdefault("OMP_NUM_THREADS", str(threads))
         if device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        by = signal.SIGTERM if launcher else signal.SIGKILL
         code, last = _process(command, variables, folder / "written", by)
         result = json.loads(paths["result"].read_text()) if paths["result"].exists() else {}
         records = _records(paths["records"])
@@ -250,8 +244,7 @@ def _process(
     with written.open("rb") as file:
         file.seek(max(0, written.stat().st_size - 65_536))
         lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    of_torchrun = next((at for at, line in enumerate(lines) if _TORCHRUN.match(line)), len(lines))
-    return code, tuple(lines[:of_torchrun] or lines)
+    return code, tuple(lines)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -281,9 +274,6 @@ def _records(folder: Path) -> Run | None:
 
 _ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*)?)$")
 """The last line of a traceback; torch puts the rank before it."""
-
-_TORCHRUN: Final = re.compile(r"[EW]\d{4} .*torch/distributed/elastic/")
-"""From here on torchrun tells of what the processes have told."""
 
 _STAGES: Final = {
     "script": "before it trained",

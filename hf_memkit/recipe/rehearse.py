@@ -15,10 +15,10 @@ from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.on_cpu import unpin_optimizer, without_gpu
-from hf_memkit.recipe.output import RecipeRun
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.recipe.tasks import find_task
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setting, Setup
 from hf_memkit.techniques.batch import accumulation_for
 from hf_memkit.zero.ledger import zero_ledger

@@ -19,11 +19,11 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.presets import apply_preset
 from hf_memkit.presets.compose import leave_out_impossible
 from hf_memkit.presets.sharing import share_among_processes
-from hf_memkit.recipe.output import default_output
 from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe
 from hf_memkit.recipe.settings import CHECKPOINTS, model_and_data, refuse_ignored, saving, summing_note
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
 from hf_memkit.request import Request
+from hf_memkit.run.folder import default_output
 from hf_memkit.setup import Setup
 from hf_memkit.technique import Family
 from hf_memkit.techniques.batch import split_batch
@@ -166,3 +166,13 @@ class Candidate:
         if self.recipe.task != DEFAULT_TASK:
             made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
         return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
+
+
+def needs_less(recipe: Recipe, setup: Setup) -> tuple[str, ...]:
+    """The options of this recipe that need less memory than `setup`, to be typed as they stand."""
+    batch, length = setup.micro_batch_size, setup.sequence_length
+    options = [f"--set per_device_train_batch_size={batch // 2}"] if batch > 1 else []
+    if find_task(recipe.task).takes_length and length >= 4:
+        options.append(f"--sequence-length {length // 2}")
+    variants = list(recipe.variants)
+    return (*options, *(f"--variant {name}" for name in variants[variants.index(setup.preset) + 1 :]))

@@ -172,6 +172,8 @@ def _what_to_do(folder: Path) -> str:
     status = _recipe_status(folder)
     if status in ("finished", "interrupted"):
         return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
+    if status == "written":
+        return f"nothing has run there yet. Type: memkit run {shlex.quote(text(folder))}"
     if status is not None:
         return (
             f"this recipe run has status {status!r}, and recorded no step. If its process runs: {_follow(folder)}; if "

@@ -1,7 +1,7 @@
 """What a run will need, as predicted: the target of a rehearsal, or what `memkit predict` was asked. In: JSON of a
 prediction, such as a rehearsal's `run` record has. Out: `Target`, and sentences.
 
-A recipe puts the prediction into `facts` (`recipe/run.py`), in the form of `memkit predict --json`. Facts are the
+A recipe puts the prediction into `facts` (`run/training.py`), in the form of `memkit predict --json`. Facts are the
 user's and may hold anything, so every value is looked at here.
 """
 

@@ -36,6 +36,7 @@ class RestoreSwappedStates(TrainerCallback):  # type: ignore[misc]
         engine = self._engine()
         if engine is not None and engine.zero_nvme_offload_optimizer():
             _restore(engine.optimizer, _saved_states(engine, self._checkpoint))
+            engine.memkit_restored = True  # wiring.py
 
 
 def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:

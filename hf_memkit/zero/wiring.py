@@ -4,6 +4,9 @@ Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consoli
 `param.detach().cpu()` for a copy, which it is on a GPU only: on a CPU the tensors share memory that the next layer is
 gathered into, and `save_pretrained` stops at "shared tensors", or saves the wrong weights. It also gathers each layer
 with `modifier_rank=0`, which writes every weight back, to NVMe too, for a save that only reads.
+
+A resume with the optimizer on NVMe silently loses Adam's moments. `memkit run` restores them (nvme_resume.py); a
+script that is started by itself refuses that resume here.
 """
 
 from __future__ import annotations
@@ -21,6 +24,16 @@ class DeepSpeedWiring(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, engine: Callable[[], Any]) -> None:
         self._engine = engine
+        self._has_begun = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        engine, begins, self._has_begun = self._engine(), not self._has_begun, True
+        resumes = begins and state.global_step > 0 and not hasattr(engine, "memkit_restored")
+        if resumes and engine is not None and engine.zero_nvme_offload_optimizer():
+            raise SystemExit(
+                f"{args.output_dir}: this script alone cannot resume with the optimizer on NVMe: DeepSpeed loses its "
+                f"moments. Type: memkit run {args.output_dir} --resume"
+            )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         engine = self._engine()

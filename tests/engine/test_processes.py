@@ -23,8 +23,12 @@ STEPS = 8
 
 def start(folder: Path, text_file: Path, variant: str, *settings: str) -> subprocess.Popen[str]:
     """`memkit recipe --gpus 2` in the background."""
-    command = [sys.executable, "-m", "hf_memkit", "recipe", "gpt2-on-16gb", "--gpus", "2", "--variant", variant]
-    command += ["--output", "run", "--data", str(text_file), *settings]
+    command = ["recipe", "gpt2-on-16gb", "--gpus", "2", "--variant", variant, "--output", "run"]
+    return started(folder, *command, "--data", str(text_file), *settings)
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hf_memkit", *arguments]
     log = (folder / "log.txt").open("w")
     return subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log, text=True)
 
@@ -72,7 +76,7 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 1
     text = (tmp_path / "log.txt").read_text()
-    assert "Stopping after this step" in text and "--resume --output run" in text and "Traceback" not in text
+    assert "Stopping after this step" in text and "memkit run run --resume" in text and "Traceback" not in text
     assert swapped == {"rank0", "rank1"}
     assert not list((tmp_path / "run" / "nvme").rglob("*.swp"))
     ends = [records(tmp_path, rank)[-1] for rank in (0, 1)]
@@ -102,9 +106,15 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     )
 
 
-@pytest.mark.exhaustive
-def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Path) -> None:
-    process = start(tmp_path, text_file, "lora", "--max-steps", "200", "--set", "save_steps=2")
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Path, memkit: Memkit) -> None:
+    """Of a recipe's folder, which is started as `memkit recipe` starts it."""
+    asked = ["recipe", "gpt2-on-16gb", "--gpus", "2", "--variant", "lora", "--data", str(text_file)]
+    exported = memkit(*asked, "--max-steps", "200", "--set", "save_steps=2", "--export", "run")
+    assert exported.returncode == 0, exported.stderr
+    refused = memkit("run", "run", "--gpus", "3")
+    assert refused.returncode == 2 and "has 2 processes" in refused.stderr and "--gpus 2" in refused.stderr
+    process = started(tmp_path, "run", "run")
     wait_for_step(process, tmp_path, 3)
     ranks = children(process)
     assert sorted(ranks) == [0, 1]

@@ -24,12 +24,12 @@ def command(text_file: Path, variant: str) -> list[str]:
     return [*arguments, "--max-steps", str(STEPS), "--set", "save_steps=4", "--set", "logging_steps=1"]
 
 
-def start(folder: Path, text_file: Path, variant: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """A run in the background."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     log = (folder / "log.txt").open("w")
-    arguments = [sys.executable, "-m", "hf_memkit", *command(text_file, variant)]
-    return subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=log, text=True)
+    memkit = [sys.executable, "-m", "hf_memkit", *arguments]
+    return subprocess.Popen(memkit, cwd=folder, env=environment, stdout=log, stderr=log, text=True)
 
 
 def wait_for(process: subprocess.Popen[str], folder: Path, checkpoint: int) -> None:
@@ -63,7 +63,7 @@ def losses(folder: Path) -> dict[int, float]:
 def test_a_killed_run_leaves_whole_records_and_goes_on(
     tmp_path: Path, text_file: Path, quick_memkit: Quick, variant: str
 ) -> None:
-    process = start(tmp_path, text_file, variant)
+    process = start(tmp_path, *command(text_file, variant))
     wait_for(process, tmp_path, checkpoint=6)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -96,15 +96,22 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by", [pytest.param("recipe", marks=pytest.mark.exhaustive), "folder"])
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
-    tmp_path: Path, text_file: Path, quick_memkit: Quick
+    tmp_path: Path, text_file: Path, quick_memkit: Quick, by: str
 ) -> None:
-    process = start(tmp_path, text_file, "lora")
+    """Of a recipe, and of the folder that it exports: the same function runs both."""
+    started = command(text_file, "lora")
+    if by == "folder":
+        exported = quick_memkit(*(word.replace("--output", "--export") for word in started))
+        assert exported.returncode == 0, exported.stderr
+        started = ["run", "run"]
+    process = start(tmp_path, *started)
     wait_for(process, tmp_path, checkpoint=5)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 1
     text = (tmp_path / "log.txt").read_text()
-    assert "Stopping after this step" in text and "--resume --output run" in text
+    assert "Stopping after this step" in text and "memkit run run --resume" in text
     records = read_records(tmp_path / "run" / "memory-rank0.jsonl")
     assert records[-1]["kind"] == "end" and records[-1]["status"] == "interrupted"
     stopped_at = records[-1]["steps"]
@@ -112,6 +119,22 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
     assert not (tmp_path / "run" / "model").exists(), "what stands below train() was run"
 
-    text_file.write_text(text_file.read_text() * 2)
-    changed = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
+    again = ["run", "run"] if by == "folder" else ["recipe", "gpt2-on-16gb", "--output", "run"]
+    refused = quick_memkit(*again)
+    assert refused.returncode == 2 and "holds an unfinished run. Add --resume" in refused.stderr
+    text = text_file.read_text()
+    text_file.write_text(text * 2)
+    changed = quick_memkit(*again, "--resume")
     assert changed.returncode == 1 and "the data differs from that of the run" in changed.stderr
+    assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
+    if by == "recipe":
+        return
+    text_file.write_text(text)
+    resumed = quick_memkit(*again, "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    content = json.loads(resumed.stdout)
+    assert content == json.loads((tmp_path / "run" / "memkit-run.json").read_text())
+    assert content["status"] == "finished" and content["result"]["steps"] == STEPS
+    assert [step["step"] for step in steps(read_records(tmp_path / "run" / "memory-rank0.jsonl"))] == list(
+        range(1, STEPS + 1)
+    )

@@ -26,7 +26,7 @@ from hf_memkit import predict_script
 from hf_memkit.cli import main
 from hf_memkit.cli import predict_script as predict_script_command
 from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.run_script import _words
+from hf_memkit.run.script import _words
 from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
 

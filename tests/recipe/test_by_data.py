@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ from hf_memkit.prediction import predict
 from hf_memkit.prediction.child.setup_trainer import rows_for
 from hf_memkit.prediction.setup_training import SetupTraining
 from hf_memkit.recipe.by_data import ByData, _chosen, _with, judge_of
-from hf_memkit.recipe.launch import Place
-from hf_memkit.recipe.ranks import Ranks
-from hf_memkit.recipe.run import run
+from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
+from hf_memkit.run.ranks import Place, Ranks
+from hf_memkit.run.training import run
 from tests.conftest import ROOT
 from tests.recipe.resolving import resolve
 
@@ -110,7 +111,7 @@ def test_the_worst_batch_is_the_run_s(
 
     monkeypatch.setattr(Trainer, "train", ready)
     with pytest.raises(_Made):
-        run(job, lambda line: None, Ranks())
+        run(job, lambda line: None, Ranks(), write=partial(export_script, job, Path(job.output)))
     (trainer,) = made
     chosen, _ = _chosen(job.setup)
     assert chosen is not None and chosen.usual is not None

@@ -24,7 +24,6 @@ from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.export.scripts.train_chat import as_messages
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
@@ -32,6 +31,7 @@ from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, tokenise, training_template
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
 from tests.conftest import Quick, read_json_lines
 from tests.loaded import Loaded

@@ -12,9 +12,9 @@ from hf_memkit import train
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
 from tests.recipe.resolving import resolve
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -16,11 +17,13 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_images
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.run import RecipeRun, _smaller, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.recipe.variant import needs_less
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.run.ranks import ranks_from_environment
+from hf_memkit.run.training import run
 from hf_memkit.units import GIB
 from tests.conftest import of_this_cpu
 from tests.recipe.resolving import resolve
@@ -74,7 +77,8 @@ def test_it_trains_on_files_and_counts_right_answers(
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
     job = rehearsal(images, small_gpu, photos, tmp_path / "run")
-    content = run(job, said.append, ranks_from_environment())
+    write = partial(export_script, job, tmp_path / "run")
+    content = run(job, said.append, ranks_from_environment(), write=write)
     assert said[-1].startswith(f"Data: {photos}: 19 examples to train on, 1 held out")
     result = content["result"]
     assert result["held_out_loss"] is not None and set(result["metrics"]) >= {"accuracy"}
@@ -88,8 +92,8 @@ def test_out_of_memory_names_options_that_images_take(
     images: Recipe, small_gpu: Machine, photos: Path, tmp_path: Path
 ) -> None:
     """Would notice: --sequence-length, which their recipes refuse."""
-    said = _smaller(rehearsal(images, small_gpu, photos, tmp_path / "run"))
-    assert "--sequence-length" not in said and "--variant resident" in said
+    options = needs_less(images, rehearsal(images, small_gpu, photos, tmp_path / "run").setup)
+    assert "--variant resident" in options and not [each for each in options if "--sequence-length" in each]
 
 
 @pytest.mark.parametrize("form", ["folders", "splits", "table"])
@@ -110,7 +114,7 @@ def test_an_export_reads_the_same_files(
         source.write_text("\n".join(["image,label", *lines]) + "\n")
     job = rehearsal(images, small_gpu, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
-    assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"} | of_this_cpu()
+    assert written == {"train_images.py", "job.py", "args.yaml", "memkit-run.json", "image_batches.py"} | of_this_cpu()
     script = TrainingJob(tmp_path / "script")
     rows, first = train_images.read_images(script)
     assert rows.features["label"].names == ["blue", "red"]

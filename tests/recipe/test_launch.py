@@ -6,15 +6,13 @@ import re
 from typing import Any
 
 import pytest
-import typer
 
-from hf_memkit.cli.main import app
 from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.presets.sharing import threads_per_process
-from hf_memkit.recipe.launch import Place, torchrun_options
-from hf_memkit.recipe.ranks import Ranks, ranks_from_environment
 from hf_memkit.request import Request
+from hf_memkit.run.launch import torchrun_options
+from hf_memkit.run.ranks import FOLDER_VARIABLE, Place, Ranks, ranks_from_environment
 
 R = Request(recipe="r")
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -33,7 +31,7 @@ def test_a_launcher_s_environment_says_which_rank_this_is() -> None:
 def test_no_launcher_is_one_rank() -> None:
     ranks = ranks_from_environment({"WORLD_SIZE": "4", "SLURM_PROCID": "2"})
     assert ranks == Ranks() and not ranks.launched
-    assert ranks.share("x", {"a": 1}) == {"a": 1} and ranks.share_on_machine("x", 2) == 2
+    assert ranks.share("x", {"a": 1}) == {"a": 1}
     with ranks.leader_first("y"):
         ranks.wait_for_all("z")
 
@@ -88,20 +86,11 @@ def test_a_launcher_comes_before_the_options() -> None:
         RunOptions(R).place(Ranks(0, 3, 0, 2, launched=True))
 
 
-def test_the_ranks_get_the_same_command_line_without_the_place() -> None:
-    request = Request(
-        recipe="mine.yaml", variant="lora", data="-odd name.txt", max_steps=3, output="my run", arguments={"a": 1}
-    )
-    options = RunOptions(
-        request, setting=("a=1", "b=--x"), gpus=4, nodes=2, node_rank=1, master_addr="a", overwrite=True, as_json=True
-    )
-    verb, *arguments = options.for_ranks()
-    assert verb == "recipe"
-    command: Any = typer.main.get_command(app)
-    parsed = command.commands["recipe"].make_context("recipe", arguments).params
-    place = dict.fromkeys(("gpus", "nodes", "node_rank", "master_addr", "master_port"))
-    asked = {**vars(request), **vars(options), **place, "copy": None, "name": "mine.yaml"}
-    assert {**parsed, "setting": tuple(parsed["setting"] or ())} == {name: asked[name] for name in parsed}
+def test_a_rank_of_memkit_s_own_has_the_command_line_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: several machines, whose ranks refuse what the user typed."""
+    monkeypatch.setenv(FOLDER_VARIABLE, "x")
+    options = RunOptions(R, gpus=2, nodes=2, node_rank=1, master_addr="a", master_port=1)
+    assert options.place(ranks_from_environment(TORCHRUN)) == Place(2, 2)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_sources_have_the_prefix_and_each_side_its_length(small: Setup, pairs: E
 def test_the_same_data_has_the_same_checksum_and_other_data_another(
     small: Setup, pairs: Examples, tmp_path: Path
 ) -> None:
-    from hf_memkit.recipe.run import checksum
+    from hf_memkit.run.training import checksum
 
     pairs.train.save_to_disk(str(tmp_path / "train"))
     assert checksum(datasets.load_from_disk(str(tmp_path / "train"))) == checksum(pairs.train)

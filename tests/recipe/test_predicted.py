@@ -11,9 +11,9 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.choose import nearest_that_fits, stored_or, unjudged
 from hf_memkit.recipe.predictions import is_stored, predicted_beforehand
-from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
 from tests.recipe.resolving import resolve
 

@@ -10,9 +10,9 @@ from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request,
 from hf_memkit.hardware import this_machine
 from hf_memkit.models import describe
 from hf_memkit.prediction import predict
-from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
+from hf_memkit.run.ranks import Ranks
 from tests.conftest import Memkit
 
 NAME = "llama-70b-lora-on-8x80gb"

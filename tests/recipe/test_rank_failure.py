@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
 from hf_memkit.errors import InputError, MemkitError, RunError
-from hf_memkit.recipe.launch import only_stopped, what_failed
+from hf_memkit.run.launch import only_stopped, what_failed
 
 LOST = RuntimeError("[../gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:4711")
 Fail = Callable[..., ProcessFailure]

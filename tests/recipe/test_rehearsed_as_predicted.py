@@ -8,11 +8,11 @@ import pytest
 
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.prediction import Prediction
-from hf_memkit.recipe.launch import Place
-from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.resolve import resolve
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.run.ranks import Place
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 

@@ -11,9 +11,10 @@ from hf_memkit.hardware import Machine
 from hf_memkit.recipe.export import export_script, start_command
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.run import RecipeRun, mistakes_of_target
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.run.training import mistakes_of_target
 from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
 from tests.recipe.resolving import resolve

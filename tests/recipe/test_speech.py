@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_speech
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.run import RecipeRun, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.run.ranks import ranks_from_environment
+from hf_memkit.run.training import run
 from hf_memkit.units import GIB
 from tests.recipe.resolving import resolve
 
@@ -55,6 +58,10 @@ def rehearsal(speech: Recipe, machine: Machine, clips: Path, output: Path) -> Re
     )
 
 
+def _run(job: RecipeRun, say: Callable[[str], None]) -> dict[str, Any]:
+    return run(job, say, ranks_from_environment(), write=partial(export_script, job, Path(job.output)))
+
+
 def test_a_transcript_with_too_many_tokens(
     speech: Recipe, small_gpu: Machine, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +71,7 @@ def test_a_transcript_with_too_many_tokens(
     with (clips / "metadata.csv").open("a") as table:
         table.write(f"12.wav,{'one two ' * 400}\n")
     with pytest.raises(DataError, match=r"12\.wav: its transcript has more than"):
-        run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), print, ranks_from_environment())
+        _run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), print)
     assert not (tmp_path / "run").exists()
 
 
@@ -82,7 +89,7 @@ def test_it_trains_on_files_and_counts_wrong_words(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    content = run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), said.append, ranks_from_environment())
+    content = _run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), said.append)
     assert said[-1].startswith(f"Data: {clips}: 11 examples to train on, 1 held out")
     assert "word_error_rate" in content["result"]["metrics"]
     from transformers import WhisperProcessor

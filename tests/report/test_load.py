@@ -163,6 +163,7 @@ def test_the_rank_that_decides(tmp_path: Path) -> None:
         ("empty", r"no memory-rank\*.jsonl .*Trainer\(callbacks="),
         ("below", "memkit report .*/below/out"),
         ("recipe", "status 'running'.* memkit report .*/recipe --follow"),
+        ("written", "memkit run .*/written"),
         ("torn", "hold no record yet"),
     ],
 )
@@ -172,8 +173,9 @@ def test_a_folder_without_records_is_one_clear_line(tmp_path: Path, found: str, 
         folder.mkdir()
     if found == "below":
         made.write(folder / "out", made.healthy(1))
-    if found == "recipe":
-        (folder / "memkit-run.json").write_text('{"status": "running"}')
+    if found in ("recipe", "written"):
+        status = found.replace("recipe", "running")
+        (folder / "memkit-run.json").write_text(json.dumps({"status": status}))
     if found == "torn":
         (folder / "memory-rank0.jsonl").write_text('{"kind": "ru')
     with pytest.raises(InputError, match=message) as error:

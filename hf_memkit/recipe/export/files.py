@@ -32,13 +32,14 @@ from hf_memkit.errors import InputError
 from hf_memkit.models import hub_reachable
 from hf_memkit.presets.files import reasoned_yaml, with_installed_names
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
-from hf_memkit.recipe.output import RecipeRun
 from hf_memkit.recipe.tables import find_tables, read_rows
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
 from hf_memkit.recipe.tasks.media import files_in, only_table
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.recipe.text_readers import find_text_files
+from hf_memkit.run.folder import ARGUMENTS_FILE, RUN_FILE, RecipeRun
+from hf_memkit.run.machine import nvme_path
 from hf_memkit.setup import Setup
 from hf_memkit.train import needed_packages
 from hf_memkit.user_files import user_path, write_text
@@ -51,7 +52,7 @@ _IMPORT: Final = re.compile(r"^( *)from (hf_memkit\.[\w.]+) import ", re.MULTILI
 
 
 def export_script(job: RecipeRun, folder: Path) -> list[Path]:
-    """Writes the job into `folder`; returns the files, the script first.
+    """Writes the job into `folder`, for `memkit run` and to start by itself; returns the files, the script first.
 
     Raises:
         InputError: the folder holds files of that name already, or cannot be written to.
@@ -66,12 +67,14 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
         f"Trains {what}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by {script}.",
         "",
         f"Run:    {start_command(job, script, 'RANK_OF_THIS_MACHINE')}",
+        "Or:     memkit run FOLDER: Ctrl-C leaves a checkpoint, --resume goes on from it",
         *textwrap.wrap(f"Needs:  {_requirements(setup, task.script_needs)}", 110, subsequent_indent=" " * 8),
     ]
-    files["args.yaml"] = _args_text(job, heading, data.settings)
+    files[ARGUMENTS_FILE] = _args_text(job, heading, data.settings)
     if "deepspeed.config" in setup:
         files[_CONFIG_FILE] = json.dumps(setup["deepspeed.config"], indent=2) + "\n"
     files |= data.files
+    files[RUN_FILE] = json.dumps(job.new_file(list(files)), indent=2) + "\n"
     taken = [name for name in files if os.path.lexists(folder / name)]
     if taken:
         raise InputError(f"{folder}: holds {', '.join(taken)} already; give another folder")
@@ -129,7 +132,7 @@ def _parts(setup: Setup) -> list[str]:
 def _engine(job: RecipeRun) -> list[str]:
     """What DeepSpeed and several processes need."""
     modules = []
-    if "offload_param" in job.setup.get("deepspeed.config", {}).get("zero_optimization", {}):
+    if "offload_param" in job.setup.zero or nvme_path(job.setup) is not None:
         modules.append(_WIRING)
     if job.processes > 1 or "deepspeed.config" in job.setup:
         modules.append(_PROCESS_GROUP)

@@ -33,6 +33,33 @@ _PATIENCE: Final = timedelta(days=1)
 others long before."""
 
 
+MASTER_PORT: Final = 29500
+"""torchrun's default (torch:distributed/run.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the processes run.
+
+    Attributes:
+        gpus: processes on each machine, one GPU each.
+        nodes: machines.
+        node_rank: this machine's number, from 0.
+        master_addr: name or address of machine 0; empty if there is one machine.
+        master_port: a free port there.
+    """
+
+    gpus: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = ""
+    master_port: int = MASTER_PORT
+
+    @property
+    def processes(self) -> int:
+        return self.gpus * self.nodes
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process and how many it trains with.
@@ -73,15 +100,6 @@ class Ranks:
             self._store.set(name, json.dumps(value))
         return json.loads(self._store.get(name))
 
-    def share_on_machine(self, name: str, value: Any = None) -> Any:
-        """As `share`, of the rank that leads this machine."""
-        if self.local_world_size == 1:
-            return value
-        key = f"{name}/{self.rank - self.local_rank}"
-        if self.leads_machine:
-            self._store.set(key, json.dumps(value))
-        return json.loads(self._store.get(key))
-
     def wait_for_all(self, name: str) -> None:
         """Returns once every rank has called it. Each name is used once."""
         if self.world_size == 1:
@@ -105,10 +123,10 @@ class Ranks:
     def leader_first(self, name: str) -> Iterator[None]:
         """The block runs on the rank that leads each machine, then on the others; all leave together."""
         if not self.leads_machine:
-            self.share_on_machine(name)
+            self.wait_for_all(f"{name} of leaders")
         yield
         if self.leads_machine:
-            self.share_on_machine(name, True)
+            self.wait_for_all(f"{name} of leaders")
         self.wait_for_all(name)
 
     @cached_property

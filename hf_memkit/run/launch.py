@@ -2,8 +2,8 @@
 
 torchrun runs inside this process (`torch.distributed.run.run`, as accelerate's launcher has it): which rank failed,
 and how, is then known as data instead of printed as tracebacks. The ranks run this same command line; their
-environment says that a launcher started them (`hf_memkit.recipe.ranks`). A rank that memkit started writes its error
-into torchrun's error file (`hf_memkit.recipe.ranks.errors_to_launcher`); one that was killed says nothing.
+environment says that a launcher started them (`hf_memkit.run.ranks`). A rank that memkit started writes its error
+into torchrun's error file (`hf_memkit.run.ranks.errors_to_launcher`); one that was killed says nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -24,38 +23,10 @@ import psutil
 
 from hf_memkit import boot, errors
 from hf_memkit.errors import InputError, MemkitError, RunError
-from hf_memkit.presets.sharing import threads_per_process
-from hf_memkit.recipe.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, exit_code_of
+from hf_memkit.run.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Place, exit_code_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-
-MASTER_PORT: Final = 29500
-"""torchrun's default (torch:distributed/run.py)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the processes run.
-
-    Attributes:
-        gpus: processes on each machine, one GPU each.
-        nodes: machines.
-        node_rank: this machine's number, from 0.
-        master_addr: name or address of machine 0; empty if there is one machine.
-        master_port: a free port there.
-    """
-
-    gpus: int = 1
-    nodes: int = 1
-    node_rank: int = 0
-    master_addr: str = ""
-    master_port: int = MASTER_PORT
-
-    @property
-    def processes(self) -> int:
-        return self.gpus * self.nodes
 
 
 def torchrun_options(place: Place) -> list[str]:
@@ -68,7 +39,7 @@ def torchrun_options(place: Place) -> list[str]:
 
 
 def launch(arguments: Sequence[str], place: Place) -> int:
-    """Runs `memkit ARGUMENTS` in `place.gpus` processes here; returns the exit code that the run has.
+    """Runs `memkit ARGUMENTS`, with `-m` a module of memkit's, in `place.gpus` processes here; returns its exit code.
 
     SIGINT and SIGTERM ask the ranks to stop after their step, with a checkpoint; a second one ends them at once.
 
@@ -79,6 +50,8 @@ def launch(arguments: Sequence[str], place: Place) -> int:
     import torch.distributed.run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from hf_memkit.presets.sharing import threads_per_process
 
     torchrun: Any = torch.distributed.run
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), place.gpus)))
@@ -237,3 +210,22 @@ def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
         if lines:
             how += f", last line: {lines[-1][:300]}"
     return how
+
+
+def launch_command(gpus: int, *arguments: str) -> tuple[str, ...]:
+    """For `boot.command`: `launch` in a process of its own."""
+    return "-m", "hf_memkit.run.launch", str(gpus), *arguments
+
+
+def _main(gpus: str, *arguments: str) -> int:
+    try:
+        return launch(arguments, Place(int(gpus)))
+    except MemkitError as error:
+        print(f"memkit: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main(*sys.argv[1:]))

@@ -6,7 +6,7 @@ The process is the script's. Neither torch nor transformers is imported before t
 transformers that are changed are changed at the moment they have been imported:
 
 - `Trainer.__init__` attaches a MemoryReportCallback at its end;
-- with a plan, its arguments and models are made with the plan's settings (`planned_run.py`);
+- with a plan, its arguments and models are made with the plan's settings (`planned.py`);
 - `TrainingArguments.__post_init__`, where DeepSpeed is asked for, names stale build locks, and without a launcher sets
   what a launcher would set for one process.
 
@@ -33,7 +33,7 @@ from typing import Any, Final
 from hf_memkit import boot, user_script
 from hf_memkit.compat import is_on
 from hf_memkit.ended_with_parent import ends_with_this
-from hf_memkit.planned_run import PlannedRun
+from hf_memkit.run.planned import PlannedRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 

@@ -1,23 +1,20 @@
-"""Runs a recipe: writes its folder (the script, args.yaml, the DeepSpeed JSON), and runs the script that lies there.
+"""Trains what a recipe's folder holds: runs its script in this process, and adds what the script does not do alone.
 
 ```
-setup ──> folder ──> the script ──> Trainer.train(), with the memory report, signals, resume, swap folder ──> run file
+folder ──> the machine, tried ──> the script ──> Trainer.train(), with the memory report, signals, resume ──> run file
 ```
 
-The script makes data, model and Trainer, and is the one that `--export` writes. What a run adds acts where the script
-calls `Trainer.train()`.
+The script makes data, model and Trainer. What a run adds acts where the script calls `Trainer.train()`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,16 +22,20 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from hf_memkit import train
-from hf_memkit._version import __version__
 from hf_memkit.checks import Problem, Subject, check
-from hf_memkit.errors import DataError, InputError, RunError
-from hf_memkit.memory.records import read_records
-from hf_memkit.recipe.environment import Swap, nvme_path, set_environment
-from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.output import RUN_FILE, RecipeRun, last_checkpoint, start_again, write_run
-from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
-from hf_memkit.recipe.schema import load_recipe
-from hf_memkit.recipe.tasks import DEFAULT_TASK, task_of
+from hf_memkit.errors import DataError, RunError
+from hf_memkit.run.folder import (
+    ARGUMENTS_FILE,
+    RecipeRun,
+    clear,
+    last_checkpoint,
+    read_run,
+    start_again,
+    write_run,
+)
+from hf_memkit.run.machine import Swap, nvme_path, set_environment
+from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
+from hf_memkit.run.result import result_of
 from hf_memkit.setup import Setup
 from hf_memkit.units import GB
 from hf_memkit.user_script import UserScript
@@ -42,9 +43,6 @@ from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import Trainer
-
     from hf_memkit.callback.oom_note import OomNote
 
 
@@ -71,8 +69,9 @@ def run(
     say: Say,
     ranks: Ranks,
     *,
-    resume: Mapping[str, Any] | None = None,
-    before_writing: Callable[[], None] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    write: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
     """Trains, evaluates and saves; returns the content of the run file, `status` being `finished` or `interrupted`.
 
@@ -80,20 +79,22 @@ def run(
     return, only `status` is right.
 
     Args:
-        job: what to run.
+        job: what to run; its folder is `job.output`.
         say: told what happens, a line a call.
         ranks: this process among those that train together.
-        resume: the run file of the run to go on with.
-        before_writing: called on rank 0 once all input has been found good (to clear the folder of an earlier run).
+        resume: whether the folder's run goes on.
+        overwrite: whether to remove the folder's run first.
+        write: writes the folder, once the machine has been found good; None: it is there. If the run fails before its
+            first step, nothing stays behind.
 
     Raises:
-        DataError: the data cannot be used. Nothing stays behind.
-        InputError: the output folder, or that for NVMe, cannot be used.
+        DataError: the data cannot be used.
+        InputError: the folder, or that for NVMe, cannot be used.
         DoesNotFitError: the NVMe folder has no room.
         MissingPackageError: something must be installed first. Nothing was written.
         RunError: the setup cannot be built, or the data differs from that of the run to go on with.
     """
-    setup = job.setup
+    setup, folder = job.setup, Path(job.output)
     train.require_packages(setup)
     set_environment(setup, say, ranks)
     if "deepspeed.config" in setup:
@@ -102,30 +103,27 @@ def run(
             ops.build(ops.needed(setup["deepspeed.config"], cpu=cpu), say, cpu=cpu)
     swap = Swap(setup, ranks)
     swap.try_folder()
-    content: dict[str, Any] = {
-        "schema": 1, "memkit": __version__, "status": "running", **job.to_json(),
-        "blocks_sha256": resume["blocks_sha256"] if resume is not None else None,
-        "files": resume.get("files", []) if resume is not None else [], "result": None,
-    }  # fmt: skip
-    if ranks.is_first and before_writing is not None:
-        before_writing()
-    ranks.wait_for_all("cleared")
-    files = list[Path]()
-    with ranks.leader_first("files"):
-        if ranks.leads_machine and resume is None:
-            files = _write_folder(job)
-            content["files"] = [path.name for path in files]
-            if ranks.is_first:
-                write_run(job.output, content)
-                files.append(Path(job.output) / RUN_FILE)
+    if ranks.is_first and overwrite:
+        clear(folder, whole=write is not None)
+    if ranks.is_first and write is not None:
+        write()
+    ranks.wait_for_all("written")
+    if ranks.leads_machine and write is not None and read_run(folder) is None:
+        write()  # this machine does not see the first one's disk
+    ranks.wait_for_all("written everywhere")
+    before = read_run(folder)
+    if before is None or not (script := folder / before["files"][0]).exists():
+        raise RunError(f"{folder}: its script is gone. Restore it, or {start_again(folder)}")
+    content = {**before, **job.to_json(), "status": "running"}
+    if not resume:
+        content |= {"blocks_sha256": None, "result": None}
+    if ranks.is_first:
+        write_run(folder, content)
     if setup["model.origin"] == "architecture":
         of = f"not from those of {setup['model.name']}: this is no fine-tuning"
         is_small = setup.get("arguments.use_cpu")
         say("The small model starts from random weights." if is_small else f"WARNING: RANDOM weights, {of}.")
-    script = Path(job.output) / f"{task_of(setup).script}.py"
-    if not script.exists():
-        raise RunError(f"--resume: {script}: no such file. Restore it, or {start_again(job.output)}")
-    training = _Training(job, say, ranks, content, resuming=resume is not None)
+    training = _Training(job, say, ranks, content, resuming=resume)
     started = time.monotonic()
     with swap.held(say):
         try:
@@ -134,7 +132,7 @@ def run(
             if not ranks.launched:  # with other ranks in it, that could wait for one that is gone
                 leave_process_group()
             if not training.has_begun:
-                _take_away(files, Path(job.output))
+                _as_before(folder, None if write is not None else before, ranks)
             raise
         ranks.wait_for_all("trained")
         if ranks.is_first:
@@ -146,26 +144,19 @@ def run(
         leave_process_group()
     content["status"] = "interrupted" if training.is_stopped else "finished"
     if ranks.is_first:
-        write_run(job.output, content)
+        write_run(folder, content)
     ranks.leave_together()
     return content
 
 
-def _write_folder(job: RecipeRun) -> list[Path]:
-    try:
-        Path(job.output).mkdir(parents=True, exist_ok=True)
-        return export_script(job, Path(job.output))
-    except OSError as error:
-        raise InputError(f"--output {job.output}: not writable ({error.strerror}). Choose another folder") from None
-
-
-def _take_away(files: Iterable[Path], folder: Path) -> None:
-    """Removes the files of a run that failed before its first step."""
-    for path in files:
-        path.unlink(missing_ok=True)
-    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
-    with suppress(OSError):  # there is something else in it
-        folder.rmdir()
+def _as_before(folder: Path, content: dict[str, Any] | None, ranks: Ranks) -> None:
+    """After a failure before the first step: the run file has this content again; None: nothing is left of the run."""
+    if content is None and ranks.leads_machine:
+        clear(folder)
+        with suppress(OSError):  # there is something else in it
+            folder.rmdir()
+    elif content is not None and ranks.is_first:
+        write_run(folder, content)
 
 
 class _Stopped(BaseException):
@@ -219,7 +210,7 @@ class _Training:
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
         from hf_memkit.callback import attach, oom_advice
         from hf_memkit.callback.oom_note import advice_from_text
-        from hf_memkit.recipe.stopping import StopOnSignal
+        from hf_memkit.run.stopping import StopOnSignal
 
         job, ranks, say = self._job, self._ranks, self._say
         self._compare_data(trainer)
@@ -252,7 +243,7 @@ class _Training:
                 if hasattr(callback, "leave"):  # components/fp32_products.py
                     callback.leave()
         if ranks.is_first:
-            self.result = _result(job, trainer)
+            self.result = result_of(job, trainer)
         if stop.requested:
             self.is_stopped = True
             raise _Stopped
@@ -336,7 +327,7 @@ def _source(job: RecipeRun) -> str:
     """Where the rows are, for a person."""
     if job.setup["data.source"] is not None:
         return str(job.setup["data.source"])
-    data = yaml.safe_load((Path(job.output) / "args.yaml").read_text(encoding="utf-8"))["data"]
+    data = yaml.safe_load((Path(job.output) / ARGUMENTS_FILE).read_text(encoding="utf-8"))["data"]
     made_up = "made-up examples, used because the hub is not reachable (--data trains on your own)"
     return str(data.get("hub_id") or made_up)
 
@@ -364,25 +355,12 @@ _ROWS: Final = 1000
 
 def _out_of_memory(advice: OomNote, job: RecipeRun) -> RunError:
     """The error in one line; the changes that would help are a note to it."""
-    error = RunError(f"{advice.happened} {_smaller(job)}")
+    instead = "Use a GPU with more memory, or a smaller --model"
+    if job.needs_less:
+        instead = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
+    error = RunError(f"{advice.happened} {instead}")
     error.add_note(advice.details())
     return error
-
-
-def _smaller(job: RecipeRun) -> str:
-    """The options of this recipe that need less memory, to be typed as they stand."""
-    setup, request = job.setup, job.setup.request
-    batch, length = int(setup["arguments.per_device_train_batch_size"]), int(setup["data.sequence_length"])
-    options = [f"--set per_device_train_batch_size={batch // 2}"] if batch > 1 else []
-    if task_of(setup).takes_length and length >= 4:
-        options.append(f"--sequence-length {length // 2}")
-    with suppress(InputError):  # the file of a recipe of one's own may be gone
-        variants = list(load_recipe((request and request.recipe) or job.recipe).variants)
-        later = variants[variants.index(job.variant) + 1 :] if job.variant in variants else []
-        options += [f"--variant {name}" for name in later]
-    if not options:
-        return "Use a GPU with more memory, or a smaller --model"
-    return f"Start again with {' or '.join(options)}"
 
 
 def _end_progress_bars() -> None:
@@ -391,97 +369,3 @@ def _end_progress_bars() -> None:
 
     for bar in list(getattr(tqdm, "_instances", ())):
         bar.close()
-
-
-def _result(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
-    """What the run came to; losses in nats a token, or an example where it has one label. Whatever was not measured is
-    None."""
-    losses = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
-    before = next((loss for step, loss in losses if step == 0), None)
-    after = losses[-1][1] if losses and losses[-1][0] > 0 else None
-    path = Path(job.output) / "memory-rank0.jsonl"
-    records = read_records(path) if path.exists() else []
-    end: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "end"), {})
-    packed = task_of(job.setup).name == DEFAULT_TASK
-    compared = job.is_rehearsal and not packed
-    return {
-        "steps": trainer.state.global_step,
-        "held_out_loss_before": before,
-        "held_out_loss": after,
-        "label_frequency_loss": label_frequency_loss(trainer) if compared else None,
-        "unigram_loss": unigram_loss(trainer) if packed else None,
-        **_of_classes(trainer),
-        "metrics": _last_metrics(trainer),
-        "engine": type(trainer.model_wrapped).__name__,
-        "optimizer_classes": end.get("optimizer_classes"),
-        "recomputed_layers": end.get("recomputed_layers"),
-        "peak_allocated_gib": end.get("peak_allocated_gib"),
-        "peak_reserved_gib": end.get("peak_reserved_gib"),
-    }
-
-
-def _of_classes(trainer: Trainer) -> dict[str, Any]:
-    """If each row has one class: the classes (`labels`), and the accuracy of always answering with the most frequent
-    class of the training data (`majority_accuracy`); else empty."""
-    if "labels" not in trainer.train_dataset.column_names or not isinstance(trainer.train_dataset[0]["labels"], int):
-        return {}
-    trained, held_out = list(trainer.train_dataset["labels"]), list(trainer.eval_dataset["labels"])
-    majority = Counter(trained).most_common(1)[0][0]
-    names: dict[int, str] = trainer.model.config.id2label
-    return {"labels": list(names.values()), "majority_accuracy": held_out.count(majority) / len(held_out)}
-
-
-def _last_metrics(trainer: Trainer) -> dict[str, float]:
-    """What the last evaluation measured beside the loss: accuracy and the like, by name."""
-    timing = ("loss", "runtime", "samples_per_second", "steps_per_second")
-    last: dict[str, Any] = next((each for each in reversed(trainer.state.log_history) if "eval_loss" in each), {})
-    named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
-    return {key: float(value) for key, value in named.items() if key not in timing}
-
-
-_BATCHES: Final = 500
-"""Of training examples: their labels' frequencies are known well enough from so many."""
-
-
-def label_frequency_loss(trainer: Trainer) -> float | None:
-    """The held-out loss, in nats a label, of always answering with the training labels' frequencies.
-
-    With n(v) the number of training labels v, N their sum, and V labels in all, the answer gives each label the
-    probability (n(v) + 1) / (N + V). None where the examples are split among several processes.
-    """
-    import torch
-
-    if trainer.args.world_size > 1:
-        return None
-    trained, held_out = (
-        torch.bincount(torch.cat(list(_labels(trainer.get_eval_dataloader(rows)))))
-        for rows in (trainer.train_dataset, trainer.eval_dataset)
-    )
-    labels = max(len(trained), len(held_out))
-    n, seen = (torch.nn.functional.pad(counts, (0, labels - len(counts))).double() for counts in (trained, held_out))
-    nats = -((n + 1) / (n.sum() + labels)).log()
-    return float((seen * nats).sum() / seen.sum())
-
-
-def unigram_loss(trainer: Trainer) -> float:
-    """The entropy, in nats a token, of the tokens that a causal model has to predict in the held-out blocks.
-
-    With n(v) the number of times that token v is a label, N the sum of n, and p(v) = n(v) / N, this is
-    -Σ p(v) ln p(v): the mean loss of the best model that looks at no context, fitted to these very blocks. A model
-    with a lower loss uses context. It is a bound from hindsight: a fair unigram model, fitted to the training
-    blocks, does worse.
-    """
-    import torch
-
-    n = torch.bincount(torch.cat(list(_labels(trainer.eval_dataset.iter(_ROWS))))).double()
-    share = n[n > 0] / n.sum()
-    return float(-(share * share.log()).sum())
-
-
-def _labels(batches: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """Those that count in the loss: transformers leaves out -100."""
-    for number, batch in enumerate(batches):
-        if number == _BATCHES:
-            return
-        labels = batch["labels"].flatten().cpu()
-        yield labels[labels >= 0]

@@ -1,5 +1,5 @@
-"""What must be so before a setup trains: its environment variables, a GPU that torch can use, and the folder that
-ZeRO-Infinity swaps to, which is tried before anything is written and held while the run lasts."""
+"""What must be so before a setup trains: a machine that holds it, its environment variables, a GPU that torch can use,
+and the folder that ZeRO-Infinity swaps to, which is tried before anything is written and held while the run lasts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from hf_memkit.errors import MissingPackageError, RunError
-from hf_memkit.hardware import has_kernels, torch_with_kernels
+from hf_memkit.errors import DoesNotFitError, MissingPackageError, RunError
+from hf_memkit.hardware import has_kernels, this_machine, torch_with_kernels
+from hf_memkit.job import shortages
 from hf_memkit.launched import launchers_engine
-from hf_memkit.recipe.ranks import Ranks
+from hf_memkit.prediction import Prediction
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.run.ranks import Ranks
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, set_allocator
 from hf_memkit.zero import nvme, ops
 from hf_memkit.zero.process_group import single_process_environment
 from hf_memkit.zero.stage_3 import SWAP_BUFFERS
+
+
+def refuse_what_does_not_fit(job: RecipeRun, say: Callable[[str], None]) -> None:
+    """Of a folder that may have been written elsewhere. `say` is told if it is predicted not to fit.
+
+    Raises:
+        DoesNotFitError: by formula it needs more than this machine has.
+    """
+    if job.is_rehearsal:
+        return
+    machine = this_machine(nvme_path(job.setup) or job.output)
+    if found := shortages(job.setup.ledger, machine):
+        raise DoesNotFitError(f"{job.output}: {'; '.join(found)}")
+    if job.prediction is not None and machine.gpu is not None:
+        predicted = Prediction.from_json(job.prediction).judged(machine)
+        if predicted.verdict == "does not fit":
+            say(f"memkit: warning: predicted not to fit: {predicted.why}")
 
 
 def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> None:

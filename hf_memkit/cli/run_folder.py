@@ -1,0 +1,218 @@
+"""A recipe's folder runs: in this process, in several that are started for it, or as one of a launcher's.
+
+Imports of torch and transformers happen inside the functions, so that `memkit --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit.cli.environment import command_line
+from hf_memkit.errors import InputError
+from hf_memkit.run.ranks import (
+    FOLDER_VARIABLE,
+    MASTER_PORT,
+    Place,
+    Ranks,
+    errors_to_launcher,
+    leave_exit_code,
+    ranks_from_environment,
+)
+
+if TYPE_CHECKING:
+    from hf_memkit.run.folder import RecipeRun
+
+_FLAGS = {"setting": "--set", "as_json": "--json"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions:
+    """Options under their parameters' names; what was not given is None or False."""
+
+    gpus: int | None = None
+    nodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    as_json: bool = False
+
+    @property
+    def shown_only(self) -> bool:
+        """Whether nothing is to run."""
+        return False
+
+    def values(self) -> dict[str, Any]:
+        """Name → value of all of them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def given(self, *names: str) -> list[str]:
+        """The flags of those of `names`, or of all, that were given."""
+        values = self.values()
+        return [_flag(name) for name in names or values if values[name] not in (None, "", (), False)]
+
+    def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> Place:
+        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`.
+
+        Raises:
+            InputError: the options contradict each other or the launcher, or lack something.
+        """
+        if ranks.launched:
+            return self._launcher_s_place(ranks)
+        place = Place(
+            self.gpus or gpus,
+            self.nodes or nodes,
+            self.node_rank or 0,
+            self.master_addr or "",
+            self.master_port or MASTER_PORT,
+        )
+        if place.nodes == 1:
+            if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
+                raise InputError(
+                    f"{(names := ', '.join(needless))}: only for several machines; add --nodes N, or omit {names}"
+                )
+            return place
+        missing = [] if place.master_addr else ["--master-addr ADDRESS (of machine 0)"]
+        missing += [f"--node-rank N (0 to {place.nodes - 1})"] if self.node_rank is None else []
+        if missing and not self.shown_only:
+            raise InputError(f"--nodes {place.nodes}: on every machine, add {' and '.join(missing)}")
+        if place.node_rank >= place.nodes:
+            raise InputError(
+                f"--node-rank {place.node_rank}: must be below --nodes {place.nodes}; write 0 to {place.nodes - 1}"
+            )
+        return place
+
+    def _launcher_s_place(self, ranks: Ranks) -> Place:
+        place = Place(ranks.local_world_size, ranks.nodes)
+        if place.processes != ranks.world_size:
+            raise InputError(
+                f"the launcher started {ranks.world_size} processes, and {ranks.local_world_size} on this machine: "
+                f"start the same number on each machine"
+            )
+        for flag, asked, started in (("--gpus", self.gpus, place.gpus), ("--nodes", self.nodes, place.nodes)):
+            if asked is not None and asked != started:
+                raise InputError(
+                    f"{flag} {asked} contradicts the launcher, which started {place.gpus} processes on each of "
+                    f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
+                )
+        needless = self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else [])
+        if needless and FOLDER_VARIABLE not in os.environ:  # memkit's own ranks have its whole command line
+            raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
+        return place
+
+
+def _flag(name: str) -> str:
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
+    """What `job` returns, told of this process among those that train together: an error in a rank goes to the
+    process that started it, and Ctrl-C is told in a line."""
+    ranks = ranks_from_environment()
+    try:
+        with errors_to_launcher():
+            return job(ranks)
+    except KeyboardInterrupt:  # here: typer would turn it into an exit code without a word
+        if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one says it
+            print(
+                "\nmemkit: interrupted; records and the last checkpoint are intact: continue with --resume",
+                file=sys.stderr,
+            )
+        return 1
+
+
+def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
+    """Runs what the folder holds, with what its owner has changed in it; 0 if it finished, 1 if it was stopped."""
+    from hf_memkit.cli import render
+    from hf_memkit.hardware import use_one_gpu
+    from hf_memkit.run.folder import RecipeRun, refuse_state, written_run
+    from hf_memkit.run.launch import launch
+    from hf_memkit.run.machine import refuse_what_does_not_fit
+
+    if not ranks.is_first:
+        return train(RecipeRun.from_json(ranks.share("job")), ranks, options)
+    job, content = written_run(folder)
+    refuse_state(folder, content["status"], resume=options.resume, overwrite=options.overwrite)
+    place = options.place(ranks, job.gpus, job.nodes)
+    _same_processes(job, place)
+    if place.processes > 1 and not ranks.launched:
+        refuse_too_few_gpus(place)
+        return launch(command_line, place)
+    if place.gpus == 1:
+        if (visible := job.setup.get("environment.CUDA_VISIBLE_DEVICES")) is not None:
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(visible))
+        use_one_gpu()
+    refuse_mistakes(job)
+    refuse_what_does_not_fit(job, render.say_to_stderr)
+    ranks.share("job", job.to_json())
+    return train(job, ranks, options)
+
+
+def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[[], object] | None = None) -> int:
+    """Trains `job`, whose folder `write` writes if it is not there; 0 if it finished, 1 if it was stopped."""
+    from hf_memkit.cli import render
+    from hf_memkit.run.training import run
+
+    as_json = options.as_json
+    say = render.silent if not ranks.is_first else render.say_to_stderr if as_json else render.say
+    with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+        content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
+    if ranks.is_first and as_json:
+        print(json.dumps(content, indent=2))
+    elif ranks.is_first:
+        render.closing(job, content)
+    code = 0 if content["status"] == "finished" else 1
+    if FOLDER_VARIABLE not in os.environ:
+        return code
+    leave_exit_code(ranks, code)
+    return 0
+
+
+def refuse_too_few_gpus(place: Place) -> None:
+    """Fewer GPUs than processes would put two of them on one GPU; none at all means a rehearsal."""
+    import torch
+
+    visible = torch.cuda.device_count()
+    if 0 < visible < place.gpus:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = f"CUDA_VISIBLE_DEVICES={shown} leaves {visible}" if shown else f"this machine has {visible}"
+        raise InputError(f"--gpus {place.gpus}: {why}. Give --gpus {visible} or fewer.")
+
+
+def _same_processes(job: RecipeRun, place: Place) -> None:
+    """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
+    if (place.gpus, place.nodes) != (job.gpus, job.nodes):
+        machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
+        options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")
+        raise InputError(
+            f"{job.output}: has {job.gpus} processes{machines}, among which its batch and checkpoints are split; add "
+            f"{options}"
+        )
+
+
+def refuse_mistakes(job: RecipeRun) -> None:
+    """Raises an InputError for known mistakes in what runs here; hints are printed."""
+    from hf_memkit.cli import render
+    from hf_memkit.run.training import mistakes_of_run
+
+    found = mistakes_of_run(job)
+    if mistakes := [str(problem) for problem in found if problem.refuses]:
+        raise InputError("\n".join(mistakes))
+    for hint in found:
+        render.say_to_stderr(f"memkit: hint: {hint}")
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Keeps standard output for the JSON: Trainer prints its log lines there."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

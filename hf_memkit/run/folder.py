@@ -1,0 +1,318 @@
+"""A recipe's folder, and what has become of it: its script with `args.yaml`, and the file that says what they do not.
+
+`memkit-run.json` holds the setup with its reasons, what it was predicted to need, of a rehearsal also the target, and
+the status. A folder is free (it has no such file), written (nothing has run), unfinished (running, interrupted, or
+killed) or finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from hf_memkit import compat
+from hf_memkit._version import __version__
+from hf_memkit.errors import InputError, RunError
+from hf_memkit.setup import Setting, Setup
+from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
+
+RUN_FILE: Final = "memkit-run.json"
+ARGUMENTS_FILE: Final = "args.yaml"
+WRITTEN: Final = "written"
+"""The status of a folder that nothing has run in."""
+
+_HOME: Final = Path("memkit-runs")
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """One run of a recipe.
+
+    Attributes:
+        recipe, variant: names.
+        setup: what runs here.
+        target: the setup that this is the rehearsal of; None if this is the real thing.
+        not_rehearsed: what of the target does not run here, each with its reason.
+        gpus: processes on each machine, one GPU each.
+        nodes: machines.
+        prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
+            measured.
+        target_prediction: that of `target` in its JSON form, with `gpu` (its name), `gpu_verdict` (of the GPU alone)
+            and `ram_gib` (of this machine), where there is one.
+        asked: the recipe as it was asked for, by name or by its file.
+        needs_less: options of `memkit recipe` by which it needs less memory.
+    """
+
+    recipe: str
+    variant: str
+    setup: Setup
+    target: Setup | None = None
+    not_rehearsed: tuple[Setting, ...] = ()
+    gpus: int = 1
+    nodes: int = 1
+    prediction: Mapping[str, Any] | None = None
+    target_prediction: Mapping[str, Any] | None = None
+    asked: str = ""
+    needs_less: tuple[str, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        return self.gpus * self.nodes
+
+    @property
+    def output(self) -> str:
+        return str(self.setup["arguments.output_dir"])
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self.target is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe,
+            "variant": self.variant,
+            "rehearsal": self.is_rehearsal,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "setup": self.setup.to_json(),
+            "target": self.target.to_json() if self.target else None,
+            "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
+            "prediction": self.prediction,
+            "target_prediction": self.target_prediction,
+            "asked": self.asked,
+            "needs_less": list(self.needs_less),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
+        return cls(
+            recipe=content["recipe"],
+            variant=content["variant"],
+            setup=Setup.from_json(content["setup"]),
+            target=Setup.from_json(content["target"]) if content["target"] else None,
+            not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
+            gpus=content.get("gpus", 1),
+            nodes=content.get("nodes", 1),
+            prediction=content.get("prediction"),
+            target_prediction=content.get("target_prediction"),
+            asked=content.get("asked", content["recipe"]),
+            needs_less=tuple(content.get("needs_less", ())),
+        )
+
+    def new_file(self, names: list[str]) -> dict[str, Any]:
+        """The content of the run file beside the files of these names, the script first."""
+        return {
+            "schema": 1, "memkit": __version__, "status": WRITTEN, **self.to_json(), "blocks_sha256": None,
+            "files": names, "result": None,
+        }  # fmt: skip
+
+
+def default_output(recipe: str, variant: str) -> str:
+    """A folder in `memkit-runs/` that no run has used: `gpt2-on-16gb-resident`, then `gpt2-on-16gb-resident-2` …"""
+    number = 1
+    while True:
+        path = _HOME / (f"{recipe}-{variant}" if number == 1 else f"{recipe}-{variant}-{number}")
+        if not (path / RUN_FILE).exists():
+            return str(path)
+        number += 1
+
+
+def read_run(folder: str | Path) -> dict[str, Any] | None:
+    """The content of the folder's run file, or None if it has none.
+
+    Raises:
+        RunError: the file is damaged, or cannot be read.
+    """
+    path = Path(folder) / RUN_FILE
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}. Choose another folder: --output FOLDER") from None
+    except (ValueError, RecursionError):
+        raise RunError(
+            f"{path} is damaged. Choose another folder: --output FOLDER, or {start_again(folder)}"
+        ) from None
+    return content
+
+
+def folder_of(path: str | Path) -> Path | None:
+    """The recipe's folder that `path` is, or whose script it is; None: it is no recipe's.
+
+    Raises:
+        RunError: as `read_run`.
+    """
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    content = read_run(folder) if (folder / ARGUMENTS_FILE).exists() else None
+    return folder if content is not None and (given == folder or given.name in content.get("files", ())[:1]) else None
+
+
+def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
+    """(the run that the folder holds, with what its owner has changed in it; the content of its run file).
+
+    Raises:
+        InputError: there is none, or its `args.yaml` is gone.
+        RunError: as `read_run`.
+    """
+    content = read_run(folder)
+    if content is None:
+        raise InputError(f"{folder}: holds no {RUN_FILE}. memkit recipe NAME --export {folder} writes a folder to run")
+    try:
+        job = RecipeRun.from_json(content)
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"{folder / RUN_FILE} is damaged. Choose another folder") from None
+    try:
+        # What stood in the way where it was written says nothing of this machine.
+        return replace(job, setup=replace(_as_it_stands(job.setup, folder), problems=())), content
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}. Restore it, or {start_again(folder)}") from None
+    except (ValueError, AttributeError, yaml.YAMLError) as error:
+        first = str(error).partition("\n")[0]
+        raise InputError(f"{folder / ARGUMENTS_FILE}: cannot be read ({first}). Correct it") from None
+
+
+def _as_it_stands(setup: Setup, folder: Path) -> Setup:
+    """`setup` with what `args.yaml` and the DeepSpeed JSON say by now."""
+    sections = yaml.safe_load((folder / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+    arguments = sections["arguments"]
+    config = arguments.pop("deepspeed", None)
+    if config is not None:
+        config = json.loads((folder / config).read_text(encoding="utf-8"))
+        if config != setup.get("deepspeed.config"):
+            setup = setup.put("deepspeed.config", config, _CHANGED)
+    arguments["output_dir"] = str(folder)
+    if setup["model.origin"] == "architecture" and "architecture" not in sections["model"]:
+        setup = setup.put("model.origin", "hub", "the script loads it")
+    for section in ("environment", "adapter", "model_parts", "arguments", "trainer_parts"):
+        before = setup.section(section)
+        now = {compat.current_name(name): value for name, value in (sections.get(section) or {}).items()}
+        for name in before.keys() - now.keys():
+            setup = setup.drop(f"{section}.{name}")
+        changed = {name: value for name, value in now.items() if name not in before or before[name] != value}
+        for name in changed.keys() - set(LAUNCHER_VARIABLES):  # which stand there for a script on its own
+            setup = setup.put(f"{section}.{name}", changed[name], _CHANGED)
+    return setup
+
+
+_CHANGED: Final = "changed in the folder"
+
+
+def start_again(folder: str | Path) -> str:
+    """What to type where a run cannot go on; --resume and --overwrite exclude each other."""
+    return f"start again: memkit run {folder} --overwrite (this deletes its checkpoints)"
+
+
+def write_run(folder: str | Path, content: dict[str, Any]) -> None:
+    """Writes the run file whole: a kill leaves the old one or the new one, never half of one."""
+    path = Path(folder) / RUN_FILE
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def refuse_used(folder: str) -> None:
+    """Makes sure that a new run may write to `folder`; creates nothing.
+
+    Raises:
+        InputError: the folder holds a run already, is a file, or cannot be written to.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--output {folder}: is a file; give a folder")
+    nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
+    if (run := read_run(folder)) is not None:
+        raise _used(folder, run["status"], f"--output {folder}", ", or choose another folder")
+
+
+def _used(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
+    what, instead = {
+        WRITTEN: ("a run that has not begun", f"Type memkit run {folder} to begin it, or add"),
+        "finished": ("a finished run", "Add"),
+    }.get(status, ("an unfinished run", "Add --resume to continue it,"))
+    return InputError(f"{which}: already holds {what}. {instead} --overwrite to replace it{otherwise}")
+
+
+def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
+    """Makes sure that the run in `folder` can begin, or go on where `resume` asks for that.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not resume and status != WRITTEN and not overwrite:
+        raise _used(folder, status, str(folder))
+    if resume and status == "finished":
+        raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
+    if resume and status == WRITTEN:
+        raise InputError(f"--resume: nothing has run in {folder} yet. Remove --resume to start it")
+
+
+def clear(folder: str | Path, *, whole: bool = True) -> None:
+    """Removes the run in `folder`, and nothing that a run did not write there; unless `whole`, its script stays."""
+    path = Path(folder)
+    if not (path / RUN_FILE).exists():
+        return  # whatever lies here, no run of memkit wrote it
+    for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs", path / "__pycache__"):
+        if old.is_dir():
+            shutil.rmtree(old)
+    files: tuple[Path, ...] = ()
+    if whole:
+        files = (path / RUN_FILE,)
+        with suppress(RunError):  # a damaged run file names nothing
+            files += tuple(path / Path(name).name for name in (read_run(folder) or {}).get("files", ()))
+    for old in (*path.glob("memory-rank*.jsonl"), path / "memory-report.html", *files):
+        old.unlink(missing_ok=True)
+
+
+def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
+    """The folder of the run that `--resume` means: `folder` or, if that is empty, that of the newest unfinished run of
+    this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`.
+
+    Raises:
+        InputError: there is none.
+    """
+    if folder:
+        run = read_run(folder)
+        if run is None:
+            raise InputError(f"--resume: {folder} holds no run. Remove --resume to start one")
+        if run["recipe"] != recipe:
+            raise InputError(
+                f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}. Type: memkit "
+                f"run {folder} --resume"
+            )
+        return Path(folder)
+    pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
+    files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files:
+        run = read_run(file.parent)
+        if run is None or run["status"] in ("finished", WRITTEN):
+            continue
+        if variant in ("auto", run["variant"]):
+            return file.parent
+    raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/; give its folder with --output")
+
+
+def last_checkpoint(folder: str) -> str | None:
+    """The newest whole checkpoint in `folder`, or None. One that a kill cut short lacks Trainer's state file, which is
+    written last, and is passed over."""
+    found = []
+    for path in Path(folder).glob("checkpoint-*"):
+        number = path.name.removeprefix("checkpoint-")
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if number.isdigit():
+            found.append((int(number), str(path)))
+    return max(found)[1] if found else None
