@@ -174,10 +174,9 @@ def _read_launcher(words: list[str], environment: Mapping[str, str]) -> Mapping[
 
     try:
         with lent_worker(None) as worker:
-            found, why = worker.read(words, environment)
+            return worker.read(words, environment)
     except TraceFailed as failure:
         return {"error": str(failure)}
-    return found if found is not None else {"error": f"its parser ended: {why}"}
 
 
 def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> Mapping[str, Any]:

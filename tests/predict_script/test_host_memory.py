@@ -86,7 +86,7 @@ def test_tensors_on_the_host_are_what_a_process_takes(predict: Predict, tmp_path
     predicted: dict[str, Any] = {}
     for name in ("bfloat16", "float32"):
         found = predict(f"{LOAD}\nmodel = load(torch.{name})\n{TRAIN}")
-        predicted[name] = found["about"]["host"]["tensors"]
+        predicted[name] = found.training.host.tensor_bytes
     assert predicted["bfloat16"]["load"] < 0.1 * model
     assert predicted["float32"]["load"] == pytest.approx(measured["load float32"], rel=0.07)
 
