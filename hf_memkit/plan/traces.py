@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Final, Self
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
@@ -33,7 +33,7 @@ from hf_memkit.prediction.running_scripts import (
     refuse_engine,
     script_request,
 )
-from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ScriptRequest
+from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ForkEnded, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
@@ -223,37 +223,31 @@ class _Waiting:
         self._socket.connect(str(path))
         self._lines: IO[bytes] = self._socket.makefile("rb")
         self._lock = threading.Lock()
-        self._answers: dict[str, Future[Mapping[str, Any]]] = {}
+        self._answers: dict[str, Future[ForkEnded]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, overrides: Overrides, result: Path) -> TraceFile | None:
         """The trace with these fields and adapters; None: it is too late for them, or the process that waits is
         gone."""
-        answer: Future[Mapping[str, Any]] = Future()
-        fields, adapter = dict(overrides.arguments), dict(overrides.adapter)
-        request = {
-            "fields": fields, "adapter": adapter, "chunked_loss": bool(overrides.loss), "result": str(result),
-            "quiet": bool(fields),
-        }  # fmt: skip
+        answer: Future[ForkEnded] = Future()
+        request = ForkRequest(str(result), overrides)
         with self._lock:
             self._answers[str(result)] = answer
             try:
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
+                self._socket.sendall(wire.written(request).encode() + b"\n")
             except OSError:
                 return None
         try:
             ended = answer.result()
         except ConnectionError:
             return None
-        if ended.get("too_late"):
-            return None
-        return _file(result, ended["why"])
+        return None if ended.too_late else _file(result, ended.died)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
-                answer = json.loads(line)
-                self._answers.pop(answer["result"]).set_result(answer)
+                answer = wire.read(ForkEnded, line.decode())
+                self._answers.pop(answer.result).set_result(answer)
         with self._lock:
             for each in self._answers.values():
                 each.set_exception(ConnectionError())

@@ -107,23 +107,13 @@ class ScriptTraining:
 
     Attributes:
         script: which, with its arguments.
-        trainer, model: names of the classes.
-        parameters, trainable_parameters: how many there are.
-        rows, sequence_length: of the traced batch of tokens: a packed one has one row, pairs have two each; None: it
-            is none of tokens.
-        optimizer: as Trainer's `optim` names it.
+        traced: what was traced, without its trace.
         setup: the job, and what else of it decides bytes.
         batches: what the prediction is of, the worst batch, and what stands beside it.
     """
 
     script: UserScript
-    trainer: str
-    model: str
-    parameters: int
-    trainable_parameters: int
-    rows: int | None
-    sequence_length: int | None
-    optimizer: str
+    traced: TracedTraining
     setup: Setup
     batches: BatchNeeds | None = None
 
@@ -272,19 +262,7 @@ def predicted_training(
         less = {change: each for change, each in smaller.items() if each.needs_less_than(found)}
         batches = BatchNeeds(shapes.worst, shapes.usual, shapes.high, usual, less, shapes.grouping)
         found = found.with_notes(batches.said(found))
-    training = ScriptTraining(
-        script=script,
-        trainer=traced.trainer,
-        model=traced.model.kind,
-        parameters=traced.model.parameters,
-        trainable_parameters=traced.model.trainable_parameters,
-        rows=traced.rows,
-        sequence_length=traced.sequence_length,
-        optimizer=str(traced.arguments.optim),
-        setup=setup,
-        batches=batches,
-    )
-    return found, training
+    return found, ScriptTraining(script, traced.without_trace(), setup, batches)
 
 
 def _with_ram(found: Prediction, host: HostMemory, processes: int) -> Prediction:

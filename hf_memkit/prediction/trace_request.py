@@ -64,6 +64,34 @@ class ScriptRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """A script that waits is to go on with other arguments, an adapter or a loss in chunks.
+
+    Attributes:
+        result: as of a `Case`.
+        overrides: what it goes on with; no options of models, which it has made by then.
+    """
+
+    result: str
+    overrides: Overrides
+
+
+@dataclass(frozen=True, slots=True)
+class ForkEnded:
+    """What became of it.
+
+    Attributes:
+        result: the request's.
+        died: how its process died; None: it did not.
+        too_late: whether something has acted on what would change, so that it has not begun.
+    """
+
+    result: str
+    died: str | None = None
+    too_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """What the process is given to do, one at a time: a script, or a launcher's command to read.
 

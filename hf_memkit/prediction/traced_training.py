@@ -344,7 +344,8 @@ class TracedTraining:
         steps: in order.
         steps_end: one past the last event of all steps.
         unasked: the events of an evaluation for which neither arguments nor the script ask; None: there is none.
-        rows, sequence_length: of the worst batch of tokens; None: it is none of tokens.
+        rows, sequence_length: of the worst batch of tokens: a packed one has one row, pairs have two each; None: it is
+            none of tokens.
         batches: None: all are alike.
         batches_tried: sizes that `auto_find_batch_size` would try, in order.
         memory_fraction: as `torch.cuda.set_per_process_memory_fraction` was given; None: it was not.
