@@ -24,6 +24,7 @@ from typing import IO, Any, Final
 from hf_memkit import boot
 from hf_memkit.environments import refuse_too_old_here
 from hf_memkit.errors import TraceFailed
+from hf_memkit.launched import ReadCommand
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.trace_request import Case, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
@@ -114,16 +115,15 @@ class Worker:
         ended without a word; its folder is the script's."""
         return self._run(Case(str(result), 0 if request.stdin is None else 2, request), request.stdin)
 
-    def read(self, words: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, Any]:
-        """What a launcher's command would start, as `child/read_launch.py` says it."""
+    def read(self, words: Sequence[str], environment: Mapping[str, str]) -> ReadCommand:
+        """What a launcher's command would start."""
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             case = Case(str(result), command=tuple(words), environment=environment, folder=str(Path.cwd()))
             died = self._run(case, None)
             with contextlib.suppress(OSError, ValueError):
-                found: dict[str, Any] = json.loads(result.read_text())
-                return found
-            return {"error": f"its parser ended: {died}"}
+                return wire.read(ReadCommand, result.read_text())
+            return ReadCommand(error=f"its parser ended: {died}")
 
     def _run(self, case: Case, stdin: int | None) -> str | None:
         with self._lock:

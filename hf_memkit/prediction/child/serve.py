@@ -34,6 +34,7 @@ from typing import Any, Final, NoReturn
 import psutil
 
 from hf_memkit.ended_with_parent import end_with
+from hf_memkit.launched import ReadCommand
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.quick_imports import load_again
 from hf_memkit.prediction.trace_request import SETUP, Case, ScriptRequest
@@ -195,13 +196,13 @@ def _command(case: Case, result: Path) -> None:
 
         found = read_launch(list(case.command))
     except Exception as error:
-        found = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+        found = ReadCommand(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
     except SystemExit as left:
         sys.stdout.flush()
         lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
         why = lines[-1] if lines and left.code else f"its parser ended: exit code {left.code}"
-        found = {"error": why.rpartition("error: ")[2] if left.code else "starts no training; omit --help"}
-    result.write_text(json.dumps(found))
+        found = ReadCommand(error=why.rpartition("error: ")[2] if left.code else "starts no training; omit --help")
+    result.write_text(wire.written(found))
 
 
 def _forked(
