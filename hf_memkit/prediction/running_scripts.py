@@ -192,15 +192,10 @@ def here(script: UserScript) -> Iterator[None]:
     try:
         yield
     except TraceFailed as failure:
-        raise _not_here(script, failure) from failure
-
-
-def _not_here(script: UserScript, failure: TraceFailed) -> InputError:
-    """With what the process wrote last: the traceback of an import that failed, say."""
-    error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
-    if failure.details:
-        error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
-    return error
+        error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
+        if failure.details:  # what the process wrote last: the traceback of an import that failed, say
+            error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
+        raise error from failure
 
 
 _LAST_LINES: Final = 20
