@@ -65,12 +65,7 @@ class ScriptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """A script that waits is to go on with other arguments, an adapter or a loss in chunks.
-
-    Attributes:
-        result: as of a `Case`.
-        overrides: what it goes on with; no options of models, which it has made by then.
-    """
+    """A script that waits is to go on with these, without options of models; `result`: as of a `Case`."""
 
     result: str
     overrides: Overrides
@@ -78,13 +73,8 @@ class ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkEnded:
-    """What became of it.
-
-    Attributes:
-        result: the request's.
-        died: how its process died; None: it did not.
-        too_late: whether something has acted on what would change, so that it has not begun.
-    """
+    """How the process of this `result` died, None if it did not; `too_late`: something had acted on what would change,
+    so that none began."""
 
     result: str
     died: str | None = None

@@ -39,7 +39,6 @@ class TracedArguments:
     padding_free: bool | None = None
     loss_type: str | None = None
     train_sampling_strategy: str | None = None
-    average_tokens_across_devices: bool | None = None
     eval_accumulation_steps: int | None = None
     torch_empty_cache_steps: int | None = None
     max_length: int | None = None
@@ -217,13 +216,7 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of the model, adapters included.
-
-    Attributes:
-        trained, frozen: elements of each parameter.
-        trained_bytes, frozen_bytes: of all of them.
-        gradient_bytes: of one number of a gradient.
-    """
+    """Elements of each parameter, adapters included, bytes of all of them, and of one number of a gradient."""
 
     trained: tuple[int, ...]
     frozen: tuple[int, ...]

@@ -49,7 +49,7 @@ FULL = replace(
         Outcome(FULL),
         Outcome(failed=Failed(True, "ValueError", "no", "train.py, line 1", "Traceback")),
         Outcome(untrained=Untrained("text")),
-        Case("out", 2, ScriptRequest(UserScript("train.py", False, ("a",)), ".", {}, overrides=Overrides({"bf16": 1}))),
+        Case("a", 2, ScriptRequest(UserScript("a.py", False, ("a",)), ".", {}, overrides=Overrides({"bf16": 1}))),
     ],
     ids=["training", "failed", "untrained", "case"],
 )  # fmt: skip
