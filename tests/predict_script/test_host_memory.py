@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_memkit import predict_script
-from hf_memkit.prediction.child.host_memory import HostMemory
+from hf_memkit.prediction.child.host_memory import HostWatch
 from hf_memkit.units import GIB, MIB
 from tests.predict_script.conftest import Predict
 
@@ -107,7 +107,7 @@ def test_ranks_load_one_each_and_ram_that_is_given_is_judged(
 
 def test_a_file_is_unmapped_when_its_last_tensor_is_gone() -> None:
     """Would notice: copies in a file that are counted for ever, or twice."""
-    host = HostMemory()
+    host = HostWatch()
     with host.loading(torch.float32):
         tensors = [torch.empty(1000), torch.empty(500)]
         for each in tensors:
