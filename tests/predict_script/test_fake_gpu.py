@@ -8,7 +8,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -38,7 +38,7 @@ def train(model, collator=rows, **options):
     Trainer(model, arguments, train_dataset=[{"x": 1}] * 8, data_collator=collator).train()
 """
 
-Run = Callable[..., dict[str, Any]]
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
