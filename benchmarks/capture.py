@@ -180,7 +180,7 @@ def scripts() -> Iterator[Case]:
 
 def plans() -> Iterator[Case]:
     base = ["plan", "--gpu", "T4", "--ram", RAM, "--limit", "900", "--json"]
-    for name in ("lora_chat", "causal_lm_blocks", "sentiment"):
+    for name in ("lora_chat", "causal_lm_blocks", "masked_lm"):
         yield f"{name}.json", [*base, *_of_job(name)]
     yield "gpt2-xl.json", [*base, "--model", "gpt2-xl", "--preset", "resident"]
 

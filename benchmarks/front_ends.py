@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a
 
 from benchmarks.provenance import RESULTS, provenance
 from hf_memkit import boot
-from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
@@ -209,11 +208,11 @@ def _measured(here: Environment, job: Job, *, on_cpu: bool) -> dict[str, Any]:
         for device in ("cpu", "real cpu"):
             variables = {**here.variables, "ACCELERATE_USE_CPU": "true"}
             request = ScriptRequest(script, str(here.folder), variables, device=device, worst_batch=False)
-            content, why = worker.run(request)
-            if content is None or "trace" not in content:
-                error = (content or {}).get("error") or (content or {}).get("script_error") or {"message": why}
-                return {**row, "not_compared": f"{device}: {error['message']}"}
-            peaks[device] = Trace.from_json(content["trace"]).peaks_by_phase()
+            outcome = worker.run(request)
+            if outcome.training is None:
+                why = outcome.failed.message if outcome.failed is not None else outcome.died
+                return {**row, "not_compared": f"{device}: {why}"}
+            peaks[device] = outcome.training.trace.peaks_by_phase()
     finally:
         worker.close()
     real = peaks["real cpu"]

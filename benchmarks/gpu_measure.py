@@ -37,7 +37,6 @@ from hf_memkit.prediction.running_scripts import script_request
 from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, as_script
 from hf_memkit.prediction.split_states import is_split
 from hf_memkit.prediction.step_time import step_time
-from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
@@ -201,15 +200,14 @@ def _step_seconds(case: Case, setup: Setup, machine: Machine, *, on_cpu: bool) -
     rates = rates_of(gpu.name) if gpu is not None else None
     if gpu is None or gpu.capability is None or rates is None or is_split(setup):
         return None
-    request = replace(script_request(SETUP_SCRIPT, machine, os.environ, gpus=1, nodes=1), work=True)
+    request = replace(script_request(SETUP_SCRIPT, machine, os.environ, gpus=1, nodes=1), for_plan=True)
     with as_script(SetupTraining(setup, case.shape(on_cpu=on_cpu)[1])) as script:
-        content, _ = shared_worker().run(replace(request, script=script))
-    if content is None or "trace" not in content:
+        found = shared_worker().run(replace(request, script=script)).training
+    if found is None:
         return None
-    work = Trace.from_json(content["trace"]).work
+    work, span = found.trace.work, found.steps[-1].calls
     assert work is not None
-    begin, end = content["about"]["work_steps"][-1][1:]
-    step = step_time(work, rates, capability=gpu.capability, span=(begin, end), micro_batches=case.accumulation)
+    step = step_time(work, rates, capability=gpu.capability, span=span, micro_batches=case.accumulation)
     return list(step.seconds)
 
 

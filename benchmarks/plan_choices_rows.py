@@ -25,6 +25,7 @@ from hf_memkit.gpu_rates import RATES
 from hf_memkit.host_rates import assumed_host
 from hf_memkit.known_gpus import KNOWN_GPUS
 from hf_memkit.models import ModelFacts, describe
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.step_time import step_time
 from hf_memkit.prediction.work import Work
 from hf_memkit.units import GB
@@ -106,9 +107,10 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
     hooks = EngineHooks()
     if zero is not None:
         hooks = engine_hooks(zero["zero_optimization"]["stage"], len(model.sizes), gpus=row["gpus"])
+    work = wire.read(Work, found["work"])
     step = step_time(
-        Work.from_json(found["work"]), RATES[row["card"]], capability=KNOWN_GPUS[row["card"]].capability,
-        span=(0, len(found["work"]["calls"])), micro_batches=row["accumulation"], hooks_s=hooks.beside,
+        work, RATES[row["card"]], capability=KNOWN_GPUS[row["card"]].capability, span=(0, len(work.calls)),
+        micro_batches=row["accumulation"], hooks_s=hooks.beside,
     )  # fmt: skip
     if row["gpus"] == 1 and zero is None:
         return step.seconds

@@ -200,6 +200,7 @@ def why_not(row: Row) -> str | None:
 def _answer(row: Row, traced: Found) -> Found:
     """One row: measured, predicted, the error."""
     from hf_memkit.known_gpus import KNOWN_GPUS
+    from hf_memkit.prediction import wire
     from hf_memkit.prediction.step_time import step_time
     from hf_memkit.prediction.work import Work
 
@@ -210,9 +211,10 @@ def _answer(row: Row, traced: Found) -> Found:
         return {**found, "not_predicted": reason}
     if "error" in traced:
         return {**found, "not_predicted": traced["error"]}
+    work = wire.read(Work, traced["work"])
     predicted = step_time(
-        Work.from_json(traced["work"]), _rates(row), capability=KNOWN_GPUS[row["card"]].capability,
-        span=(0, len(traced["work"]["calls"])), micro_batches=row["accumulation"],
+        work, _rates(row), capability=KNOWN_GPUS[row["card"]].capability, span=(0, len(work.calls)),
+        micro_batches=row["accumulation"],
     )  # fmt: skip
     low, middle, high = predicted.seconds
     if row["gpus"] > 1:

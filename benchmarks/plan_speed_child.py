@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import published_models as models
 from benchmarks import published_then
 from benchmarks.published_models import Row
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.work import Work
 
 _PADDED: Final = 210
@@ -65,7 +66,7 @@ def _traced(row: Row) -> dict[str, Any]:
     if row["seq_len"] is None:
         row = {**row, "seq_len": _PADDED, "padded": True}
     work = published_then.traced(row, capability, gpu.capacity_bytes, work=True).work
-    return {"work": _only(work, *work.steps()[-1]).to_json()}
+    return {"work": wire.written(_only(work, *work.steps()[-1]))}
 
 
 def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes: int) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
             tracer.ended("backward")
-    return {"work": _only(work, begin, len(work.calls)).to_json()}
+    return {"work": wire.written(_only(work, begin, len(work.calls)))}
 
 
 def _only(work: Work, begin: int, end: int) -> Work:

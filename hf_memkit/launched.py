@@ -10,14 +10,13 @@ Nothing is started.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit import boot
 from hf_memkit.compat import is_on
@@ -102,6 +101,27 @@ class Launched:
         return self.gpus or gpus or 1, max(nodes, self.nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadCommand:
+    """What a launcher's or a front end's own parser makes of a command (`prediction/child/read_launch.py`).
+
+    Attributes:
+        script, gpus, nodes, environment, is_launcher: as of a `Launched`.
+        at: the number of the script's word.
+        command: which a front end starts; empty: it is the command that was read.
+        error: why nothing starts; empty: it does.
+    """
+
+    script: UserScript = field(default_factory=lambda: UserScript(""))
+    at: int = 0
+    gpus: int | None = 1
+    nodes: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_launcher: bool = True
+    command: tuple[str, ...] = ()
+    error: str = ""
+
+
 def is_command(word: str) -> bool:
     """Whether the word, where a script is expected, begins a command."""
     name = Path(word).name
@@ -143,20 +163,19 @@ def read_command(
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
     variables = {**(os.environ if environment is None else environment), **own}
     found = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
-    if "error" in found:
-        raise InputError(f"{' '.join(rest[:2])}: {found['error']}{_instead(name, rest[1:2], found['error'])}")
-    rest = found.get("command", rest)  # which a front end starts
-    script = UserScript(found["script"], found["is_module"], tuple(found["arguments"]))
+    if found.error:
+        raise InputError(f"{' '.join(rest[:2])}: {found.error}{_instead(name, rest[1:2], found.error)}")
+    rest, script = list(found.command) or rest, found.script
     if not script.is_module:
         UserScript.found(script.target)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    each = len(visible.split(",")) if found["gpus"] is None and visible else found["gpus"]
-    before = rest[: found["at"]]
+    each = len(visible.split(",")) if found.gpus is None and visible else found.gpus
+    before = rest[: found.at]
     if script.is_module:
         del before[max(at for at, word in enumerate(before) if _MODULE.fullmatch(word))]
     return Launched(
-        script, each, found["nodes"], {**own, **found["environment"]}, (*assigned, *before),
-        is_launcher=found.get("is_launcher", True), front_end=name if name in FRONT_ENDS else "",
+        script, each, found.nodes, {**own, **found.environment}, (*assigned, *before),
+        is_launcher=found.is_launcher, front_end=name if name in FRONT_ENDS else "",
         typed=tuple(words) if name in FRONT_ENDS else (),
     )  # fmt: skip
 
@@ -168,20 +187,21 @@ def _instead(name: str, verb: list[str], error: str) -> str:
     return f"; write {example} for a training" if example and is_none else ""
 
 
-def _read_launcher(words: list[str], environment: Mapping[str, str]) -> Mapping[str, Any]:
+def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadCommand:
     """In the process that will trace the script, which has accelerate and torch loaded."""
     from hf_memkit.prediction.worker import lent_worker
 
     try:
         with lent_worker(None) as worker:
-            found, why = worker.read(words, environment)
+            return worker.read(words, environment)
     except TraceFailed as failure:
-        return {"error": str(failure)}
-    return found if found is not None else {"error": f"its parser ended: {why}"}
+        return ReadCommand(error=str(failure))
 
 
-def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> Mapping[str, Any]:
+def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> ReadCommand:
     """In a process of its own: it imports what it likes."""
+    from hf_memkit.prediction import wire
+
     module, hidden = "hf_memkit.prediction.child.read_launch", {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
     try:
         ran = subprocess.run(
@@ -189,13 +209,15 @@ def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int 
             capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"error": f"its options were not read within {_LIMIT_S:.0f} s; try again, or give the script alone"}
+        return ReadCommand(
+            error=f"its options were not read within {_LIMIT_S:.0f} s; try again, or give the script alone"
+        )
     answers = [line for line in ran.stdout.splitlines() if line.startswith("{")]
     if ran.returncode == 0 and answers:
-        found: dict[str, Any] = json.loads(answers[-1])
-        return found
+        return wire.read(ReadCommand, answers[-1])
     lines = [line for line in ran.stderr.splitlines() if line.strip()]
-    return {"error": lines[-1].rpartition("error: ")[2] if lines else f"its parser ended: exit code {ran.returncode}"}
+    why = lines[-1].rpartition("error: ")[2] if lines else f"its parser ended: exit code {ran.returncode}"
+    return ReadCommand(error=why)
 
 
 def _of_python(words: list[str]) -> tuple[list[str], UserScript]:

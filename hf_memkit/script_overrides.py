@@ -59,10 +59,6 @@ class Overrides:
     def to_json(self) -> dict[str, Any]:
         return {name: dict(getattr(self, name)) for name in (*_SECTIONS, *_WITH_CODE) if getattr(self, name)}
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Overrides:
-        return cls(**{name: dict(content[name]) for name in (*_SECTIONS, *_WITH_CODE) if name in content})
-
 
 def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     """The overrides of a plan file, and what its key `about` says of the plan; other keys are left alone.

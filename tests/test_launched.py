@@ -89,8 +89,9 @@ OTHERS: Final = {
 
 READ: Final = """
 import json, sys
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.read_launch import read_launch
-print("READ " + json.dumps([read_launch(words) for words in json.load(sys.stdin)]))
+print("READ " + wire.written([read_launch(words) for words in json.load(sys.stdin)]))
 """
 
 
@@ -137,10 +138,10 @@ def test_gpus_engine_and_stage_are_those_of_the_command(found: list[dict[str, An
     answer = found[number]
     variables = answer["environment"]
     chosen = [name for name in ("DEEPSPEED", "FSDP") if variables.get(f"ACCELERATE_USE_{name}") == "true"]
-    assert (answer["gpus"], answer["nodes"], answer["script"]) == (gpus, nodes, script)
+    assert (answer["gpus"], answer["nodes"], answer["script"]["target"]) == (gpus, nodes, script)
     assert "".join(chosen) == engine and variables.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "") == stage
     words = shlex.split(command)
-    assert [*words[: answer["at"]], script, *answer["arguments"]] == words
+    assert [*words[: answer["at"]], script, *answer["script"]["arguments"]] == words
 
 
 def test_the_launch_lines_of_two_projects(found: list[dict[str, Any]]) -> None:
@@ -151,7 +152,7 @@ def test_the_launch_lines_of_two_projects(found: list[dict[str, Any]]) -> None:
         read = f"{answer['gpus'] or 'all'} {answer['nodes']} {''.join(chosen) or '-'} {stage}"
         assert read == line.partition(" | ")[0], line
         words = typed(line)
-        assert answer["script"].endswith(".py") and words[answer["at"]] == answer["script"]
+        assert answer["script"]["target"].endswith(".py") and words[answer["at"]] == answer["script"]["target"]
 
 
 def test_python_is_read_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from trl import DPOConfig, SFTConfig
 
 from hf_memkit.errors import InputError
 from hf_memkit.live_arguments import changed
+from hf_memkit.prediction import wire
 from hf_memkit.script_overrides import FoundInScript, Overrides, install, read_plan
 from tests.test_live_arguments import GIVEN, forked
 
@@ -41,8 +42,7 @@ def test_a_plan_file_is_read_under_todays_names(tmp_path: Path) -> None:
     assert overrides.arguments == {"activation_checkpointing": True, "learning_rate": 1e-4, "packing": True}
     assert overrides.model == {"dtype": "bfloat16"}
     assert overrides.environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "2"}
-    assert Overrides.from_json(overrides.to_json()) == overrides
-    assert Overrides().to_json() == {} and Overrides.from_json({}) == Overrides()
+    assert wire.read(Overrides, wire.written(overrides)) == overrides and Overrides().to_json() == {}
 
 
 @pytest.mark.parametrize(

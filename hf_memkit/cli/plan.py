@@ -363,12 +363,12 @@ def _show(
         if compared:
             print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
             return
-        best, faster, facts = plans[0].proposed, plans[0].faster(), plans[0].own.facts
+        best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
         to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
         beside = {
             "faster": faster.candidate.name if faster is not None else None,
             "with_code": [each.candidate.name for each in plans[0].with_code],
-            "paste": {each.name: pasted(each, facts, command=plans[0].front_end).to_json() for each in to_paste},
+            "paste": {each.name: pasted(each, own, command=plans[0].front_end).to_json() for each in to_paste},
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }

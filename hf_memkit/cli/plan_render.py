@@ -54,8 +54,8 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
         lines += ["", Text(f"For {other.candidate.name} ({other.candidate.group}):")]
         lines += _flags(pasted(other.candidate, command=plan.front_end), width, plan)
     for each in () if short else plan.with_code:
-        lines += ["", *_other_code(pasted(each.candidate, plan.own.facts), each.candidate.name)]
-        lines += _flags(pasted(each.candidate, plan.own.facts), width, plan, with_code=True)
+        lines += ["", *_other_code(pasted(each.candidate, plan.own.training), each.candidate.name)]
+        lines += _flags(pasted(each.candidate, plan.own.training), width, plan, with_code=True)
     lines += ["", Text(text(wording.subject(plan), 400), style="bold")]
     if said := wording.time_not_known(plan):
         lines.append(Text(f"{said[0].upper()}{said[1:]}."))

@@ -41,7 +41,7 @@ class NextSetup:
 
         text = pasted(self.found.candidate)
         own = " ".join(text.flags)
-        if not (self.found.facts or {}).get("parses_arguments", True):
+        if self.found.training is not None and not self.found.training.facts.parses_arguments:
             own = " ".join(text.python[text.python.index("TrainingArguments(") :].split())
         return "".join(f"{command}; then " for command in text.typed_first) + own
 

@@ -353,39 +353,39 @@ def _title(training: ScriptTraining) -> str:
     from hf_memkit.cli.predict_render import accumulated, gpus_of
     from hf_memkit.prediction.running_scripts import name_of
 
-    setup = training.setup
+    setup, traced, model = training.setup, training.traced, training.traced.model
     name = setup["model.name"]
-    model = training.model if name == training.model else f"{training.model} ({name})"
-    parameters = f"{training.parameters:,} parameters"
-    if training.trainable_parameters != training.parameters:
-        parameters += f", {training.trainable_parameters:,} of them trainable"
-    rows = training.rows or setup.micro_batch_size
-    shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
+    named = model.kind if name == model.kind else f"{model.kind} ({name})"
+    parameters = f"{model.parameters:,} parameters"
+    if model.trainable_parameters != model.parameters:
+        parameters += f", {model.trainable_parameters:,} of them trainable"
+    rows = traced.rows or setup.micro_batch_size
+    shape = f"{rows} × {traced.sequence_length} tokens" if traced.sequence_length else f"a batch of {rows}"
     return (
-        f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {gpus_of(setup)}; "
+        f"{name_of(training.script)}: {traced.trainer}, {named}, {parameters}; {gpus_of(setup)}; "
         f"{shape} per GPU{accumulated(setup)}"
     )
 
 
 def _request_json(training: ScriptTraining) -> dict[str, Any]:
-    setup = training.setup
+    setup, traced = training.setup, training.traced
     job = setup.resolved_for
     return {
         "script": training.script.target,
         "is_module": training.script.is_module,
         "arguments": list(training.script.arguments),
-        "trainer": training.trainer,
+        "trainer": traced.trainer,
         "model": setup["model.name"],
-        "model_class": training.model,
-        "parameters": training.parameters,
-        "trainable_parameters": training.trainable_parameters,
-        "optimizer": training.optimizer,
+        "model_class": traced.model.kind,
+        "parameters": traced.model.parameters,
+        "trainable_parameters": traced.model.trainable_parameters,
+        "optimizer": traced.arguments.optim,
         "gpu": job.machine.gpu.to_json() if job.machine.gpu else None,
         "gpus": job.gpus,
         "nodes": job.nodes,
         "micro_batch_size": setup.micro_batch_size,
-        "rows": training.rows,
-        "sequence_length": training.sequence_length,
+        "rows": traced.rows,
+        "sequence_length": traced.sequence_length,
         "accumulation": setup.accumulation,
         "batches": batches_json(training.batches),
     }

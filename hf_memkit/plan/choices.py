@@ -1,7 +1,7 @@
 """What a script could do in another way: by what its Trainer is, and what the rules of `checks/` let through.
 
-In: what is known of the script's own training (`prediction/child/plan_facts.py`), GPU and number of GPUs. Out: choices
-by slot. Whether they fit and pay is for the search to find out.
+In: the script's own training, GPU and number of GPUs. Out: choices by slot. Whether they fit and pay is for the search
+to find out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.optimizers import OPTIMIZERS, install_command
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative, Group
+from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.resources import documentation
 from hf_memkit.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
@@ -84,7 +85,7 @@ ON_DISK: Final = "zero3-infinity"
 
 
 def choices_for(
-    facts: Mapping[str, Any],
+    own: TracedTraining,
     machine: Machine,
     environment: Mapping[str, str],
     *,
@@ -96,7 +97,7 @@ def choices_for(
     """By slot, from the fastest to the leanest; None stands for what the script does itself.
 
     Args:
-        facts: of the script's own training.
+        own: the script's own training.
         machine: the machine in question.
         environment: the script's variables.
         gpus: of that machine, that train.
@@ -104,35 +105,35 @@ def choices_for(
         also: other methods that are asked for: of `ADAPTERS`, and optimizers (`optim`).
         nvme_path: folder that DeepSpeed may swap to; None: it may not.
     """
-    losses = list(_losses(facts, machine, left_out))
+    losses = list(_losses(own, machine, left_out))
     found: dict[str, list[Alternative | None]] = {
         "loss": [None, *losses],
-        "loss with code": [None, *([] if losses else _chunked_losses(facts))],
-        "attention": list(_attentions(facts, left_out)) or [None],
-        "optimizer": list(_fused(facts)) or [None],
-        "checkpointing": list(_checkpointing(facts, left_out)),
+        "loss with code": [None, *([] if losses else _chunked_losses(own))],
+        "attention": list(_attentions(own, left_out)) or [None],
+        "optimizer": list(_fused(own)) or [None],
+        "checkpointing": list(_checkpointing(own, left_out)),
         "allocator": [None, *_allocators(environment)],
-        "precision": [None, *_precisions(facts, machine, left_out)],
-        "small optimizer": [None, *_small_optimizers(facts, left_out)],
-        "padding": [None, *_without_padding(facts, left_out)],
-        "engine": [None, *_engines(facts, gpus, left_out, nvme_path)],
-        "method": [None, *_methods(facts, machine, also, left_out)],
+        "precision": [None, *_precisions(own, machine, left_out)],
+        "small optimizer": [None, *_small_optimizers(own, left_out)],
+        "padding": [None, *_without_padding(own, left_out)],
+        "engine": [None, *_engines(own, gpus, left_out, nvme_path)],
+        "method": [None, *_methods(own, machine, also, left_out)],
     }
     left_out |= IN_NO_PLAN
-    return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
+    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in found.items()}
 
 
-def smaller_evaluations(facts: Mapping[str, Any], micro_batch: int) -> Iterator[Alternative]:
+def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alternative]:
     """Evaluations whose predictions do not stay on the GPU, in batches of a micro-batch, then of one row."""
-    arguments = facts["arguments"]
-    own = arguments.get("per_device_eval_batch_size") or 1
-    in_ram = {"arguments.eval_accumulation_steps": 1} if arguments.get("eval_accumulation_steps") is None else {}
-    for size in sorted({min(own, micro_batch), 1}, reverse=True):
-        if size < own:
+    arguments = own.arguments
+    rows = arguments.per_device_eval_batch_size or 1
+    in_ram = {"arguments.eval_accumulation_steps": 1} if arguments.eval_accumulation_steps is None else {}
+    for size in sorted({min(rows, micro_batch), 1}, reverse=True):
+        if size < rows:
             settings = {"arguments.per_device_eval_batch_size": size, **in_ram}
             # transformers 5.23.0: trainer.py, `evaluation_loop` repeats the mean of a batch for each of its rows
             said = "eval_loss is averaged over other batches"
-            decides = arguments.get("load_best_model_at_end") or "plateau" in str(facts["schedule"])
+            decides = arguments.load_best_model_at_end or "plateau" in str(own.facts.schedule)
             group: Group = "nearly the same" if decides else "same result"
             yield Alternative("evaluation", f"evaluation batch {size}", settings, group, said)
         elif in_ram:
@@ -153,32 +154,32 @@ def wrong_sequences(sequences: int, gpus: int) -> str:
     return f"--sequences-per-step {sequences}: must be a multiple of {gpus}, the number of GPUs; write {near}"
 
 
-def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
+def of_batch(batch: BatchEffects) -> tuple[Group, str]:
     """What another micro-batch does to the result: (group, in words)."""
-    if facts["rows_compared"]:
+    if batch.rows_compared:
         return "another method", ROWS_COMPARED
-    if facts["scaled_by_accumulation"]:
-        return "another method", undivided(facts)
-    if facts["fixed_by_deepspeed"]:
+    if batch.scaled_by_accumulation:
+        return "another method", undivided(batch)
+    if batch.fixed_by_deepspeed:
         return (
             "another method",
-            f"the DeepSpeed config fixes {', '.join(facts['fixed_by_deepspeed'])}; omit it there, or write auto",
+            f"the DeepSpeed config fixes {', '.join(batch.fixed_by_deepspeed)}; omit it there, or write auto",
         )
-    if facts["late_batch"]:
+    if batch.late_batch:
         return "another method", "the script sets its batch after it creates its Trainer"
     said = []
-    if facts["batch_norm"]:
+    if batch.batch_norm:
         said.append("batch normalisation takes its statistics from another micro-batch")
-    if facts["mean_of_micro_batches"]:
+    if batch.mean_of_micro_batches:
         said.append("the loss is the mean of the micro-batches' means, which weighs rows by their micro-batch")
-    if facts["dropout"]:
+    if batch.dropout:
         said.append("dropout draws other numbers")
     return ("nearly the same" if said else "same result"), "; ".join(said)
 
 
-def undivided(facts: Mapping[str, Any]) -> str:
+def undivided(batch: BatchEffects) -> str:
     """Why accumulation scales the gradients, where it does, and what to change."""
-    if facts["loss_func"]:
+    if batch.loss_func:
         return "compute_loss_func ignores num_items_in_batch, and Trainer does not divide its loss: divide a sum by it"
     return (
         "Trainer does not divide this model's loss by the accumulation, which would scale the gradients; to have it "
@@ -186,32 +187,31 @@ def undivided(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _checkpointing(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative | None]:
-    if not facts["supports_checkpointing"]:
+def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative | None]:
+    if not own.facts.model.supports_checkpointing:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
         yield None
         return
-    own = _own_checkpointing(facts)
+    has = _own_checkpointing(own.arguments)
     for choice in _CHECKPOINTING:
-        yield None if choice.name == own else choice
-    if own not in {each.name for each in _CHECKPOINTING}:
+        yield None if choice.name == has else choice
+    if has not in {each.name for each in _CHECKPOINTING}:
         yield None
 
 
-def _own_checkpointing(facts: Mapping[str, Any]) -> str:
-    arguments = facts["arguments"]
-    if not arguments.get("activation_checkpointing"):
+def _own_checkpointing(arguments: TracedArguments) -> str:
+    if not arguments.activation_checkpointing:
         return _CHECKPOINTING[0].name
-    every = (arguments.get("activation_checkpointing_kwargs") or {}).get("every_n_layers", 1)
+    every = (arguments.activation_checkpointing_kwargs or {}).get("every_n_layers", 1)
     return {1: _CHECKPOINTING[2].name, 2: _CHECKPOINTING[1].name}.get(every, "")
 
 
-def _losses(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
-    if facts["arguments"].get("use_liger_kernel"):
+def _losses(own: TracedTraining, machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
+    if own.arguments.use_liger_kernel:
         return
     name = "Liger kernels (fused loss)"
-    if facts["model_type"] not in LIGER_OPTIONS:
-        left_out[name] = f"Liger has no kernels for model type {facts['model_type']}"
+    if own.facts.model.model_type not in LIGER_OPTIONS:
+        left_out[name] = f"Liger has no kernels for model type {own.facts.model.model_type}"
     elif machine.gpu is not None and (machine.gpu.capability or _TRITON) < _TRITON:
         left_out[name] = f"Triton needs compute capability {_TRITON}; {machine.gpu.name} has {machine.gpu.capability}"
     elif importlib.util.find_spec("liger_kernel") is None:
@@ -220,26 +220,27 @@ def _losses(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> It
         yield Alternative("loss", name, {"arguments.use_liger_kernel": True})
 
 
-def _chunked_losses(facts: Mapping[str, Any]) -> Iterator[Alternative]:
+def _chunked_losses(own: TracedTraining) -> Iterator[Alternative]:
     """For those whom Liger has no kernels for: its fused loss needs no code."""
-    late = (facts["made_at"] or {}).get("model") == "model_init"  # it is made anew where training begins
-    if facts["chunkable_loss"] and not facts["arguments"].get("use_liger_kernel") and not late:
+    made = own.facts.made_at
+    late = made is not None and made.model == "model_init"  # it is made anew where training begins
+    if own.facts.model.chunkable_loss and not own.arguments.use_liger_kernel and not late:
         yield Alternative(
             "loss", "chunked loss", {"loss.chunked": True}, result="the logits of a batch are never whole in memory",
             code=other_code.CHUNKED_LOSS,
         )  # fmt: skip
 
 
-def _attentions(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
-    if facts["attention"] == "eager" and facts["supports_sdpa"] and facts["loaded"]:
-        if facts["dropout"]:
+def _attentions(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative]:
+    if own.facts.model.attention == "eager" and own.facts.model.supports_sdpa and own.facts.model.of_transformers:
+        if own.facts.batch.dropout:
             left_out["sdpa attention"] = "its dropout draws other numbers; to have it, load the model with it"
             return
         yield Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
 
 
-def _fused(facts: Mapping[str, Any]) -> Iterator[Alternative]:
-    if facts["arguments"].get("optim") == "adamw_torch" and not facts["own_optimizer"]:
+def _fused(own: TracedTraining) -> Iterator[Alternative]:
+    if own.arguments.optim == "adamw_torch" and not own.facts.own_optimizer:
         yield Alternative("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"})
 
 
@@ -249,35 +250,33 @@ def _allocators(environment: Mapping[str, str]) -> Iterator[Alternative]:
         yield Alternative("allocator", "expandable segments", setting)
 
 
-def _precisions(facts: Mapping[str, Any], machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
-    arguments = facts["arguments"]
+def _precisions(own: TracedTraining, machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
+    arguments = own.arguments
     gpu = machine.gpu
-    if gpu is None or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
+    if gpu is None or arguments.fp16 or "float32" not in own.model.trained_dtypes:
         return
-    if not gpu.bf16 and "bfloat16" in facts["trained_dtypes"]:
+    if not gpu.bf16 and "bfloat16" in own.model.trained_dtypes:
         return  # GradScaler cannot unscale their gradients
-    if not gpu.bf16 and (why := overflow_in_fp16(facts["model_type"])):
+    if not gpu.bf16 and (why := overflow_in_fp16(own.facts.model.model_type)):
         left_out["fp16"] = why.removeprefix("fp16: ")
     elif not gpu.bf16:
-        fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.get("bf16") else {})}
-        said = "products in fp16 (autocast, gradients scaled) instead of " + (
-            "bf16" if arguments.get("bf16") else "fp32"
-        )
+        fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.bf16 else {})}
+        said = "products in fp16 (autocast, gradients scaled) instead of " + ("bf16" if arguments.bf16 else "fp32")
         yield Alternative("precision", "fp16", fields, "nearly the same", said)
-    elif not arguments.get("bf16"):
+    elif not arguments.bf16:
         yield Alternative(
             "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
             "products in bf16 (autocast) instead of fp32",
         )  # fmt: skip
 
 
-def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
-    own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
+def _small_optimizers(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative]:
+    optimizer = OPTIMIZERS.get(str(own.arguments.optim))
     name = "8-bit AdamW"
-    if facts["arguments"].get("deepspeed"):
+    if own.arguments.deepspeed:
         left_out[name] = "memkit does not plan it together with DeepSpeed"
         return
-    if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
+    if own.facts.own_optimizer or optimizer is None or optimizer.algorithm != "AdamW" or optimizer.bits != 32:
         left_out[name] = "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
         return
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -293,58 +292,58 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     )  # fmt: skip
 
 
-def _without_padding(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
+def _without_padding(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative]:
     """Rows behind one another in the place of padding, as TRL's `padding_free` has them. It does not cut rows, and
     wants to be told so (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
-    padding, cut_at = facts.get("padding"), facts["arguments"].get("max_length")
-    if facts["padding_free"] or not padding:
+    padding, cut_at = own.facts.padding, own.arguments.max_length
+    if padding.is_left_out or not padding.share:
         return
     name = "padding-free"
-    if padding < _LEAST_PADDING:
-        left_out[name] = f"{100 * padding:.1f} % of a batch is padding"
-    elif facts["needs_padding"]:
-        left_out[name] = facts["needs_padding"]
-    elif cut_at is not None and facts["cuts_rows"] and (facts["longest_row"] or 0) >= cut_at:
+    if padding.share < _LEAST_PADDING:
+        left_out[name] = f"{100 * padding.share:.1f} % of a batch is padding"
+    elif padding.needed:
+        left_out[name] = padding.needed
+    elif cut_at is not None and padding.cuts_rows and (padding.longest_row or 0) >= cut_at:
         left_out[name] = f"it does not truncate rows, and max_length={cut_at} does; truncate them when tokenizing"
     else:
         settings: dict[str, Any] = {"arguments.padding_free": True}
         settings |= {"arguments.max_length": None} if cut_at is not None else {}
-        said = f"no padding, {100 * padding:.0f} % of a batch now"
+        said = f"no padding, {100 * padding.share:.0f} % of a batch now"
         install = ""
-        if "flash" not in str(facts["attention"]):
+        if "flash" not in str(own.facts.model.attention):
             settings["model.attn_implementation"] = _FLASH
             said += ", and flash attention"
             install = "pip install flash-attn  # or kernels"
         said += ": sums in another order"
-        if facts["counts_first_labels"]:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
+        if padding.counts_first_labels:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
             said += "; the loss's divisor then omits the first token of each row, which no position predicts"
         yield Alternative("padding", name, settings, "nearly the same", said, install=install)
 
 
-def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
-    if facts["arguments"].get("deepspeed"):
+def _engines(own: TracedTraining, gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
+    if own.arguments.deepspeed:
         if nvme_path is not None:
             left_out[ON_DISK] = "the training has its own DeepSpeed config"
         return
     obstacles = {
-        "the model is quantised": facts["quantised"],
-        "the script creates its own optimizer": facts["own_optimizer"],
-        "Trainer refuses auto_find_batch_size with it": facts["arguments"].get("auto_find_batch_size"),
+        "the model is quantised": own.facts.model.quantised,
+        "the script creates its own optimizer": own.facts.own_optimizer,
+        "Trainer refuses auto_find_batch_size with it": own.arguments.auto_find_batch_size,
     }
     if why := next((each for each, is_there in obstacles.items() if is_there), ""):
         left_out["DeepSpeed"] = why
         return
-    if "float32" in facts["trained_dtypes"] and not (facts["arguments"].get("bf16") or facts["arguments"].get("fp16")):
+    if "float32" in own.model.trained_dtypes and not (own.arguments.bf16 or own.arguments.fp16):
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
         return
     configs = {name: presets.load(name) for name in _ENGINES[min(gpus, 2)]}
     if nvme_path is None:
         left_out[ON_DISK] = "needs a folder on a fast disk: --nvme-path FOLDER"
     else:
-        configs[ON_DISK] = _on_disk(facts, gpus, nvme_path)
-    said = "computes from 16-bit copies of the weights" if "float32" in facts["trained_dtypes"] else ""
+        configs[ON_DISK] = _on_disk(own, gpus, nvme_path)
+    said = "computes from 16-bit copies of the weights" if "float32" in own.model.trained_dtypes else ""
     for name, config in configs.items():
-        if facts["device_map"] and config["zero_optimization"]["stage"] == 3:
+        if own.facts.model.device_map and config["zero_optimization"]["stage"] == 3:
             left_out[name] = "the script loads its model with device_map, which ZeRO-3 refuses"
             continue
         yield Alternative(
@@ -352,34 +351,32 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
         )  # fmt: skip
 
 
-def _on_disk(facts: Mapping[str, Any], gpus: int, nvme_path: str) -> dict[str, Any]:
+def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
     """The preset with this folder, and with buffers that hold the largest weight's share: of a larger one DeepSpeed
     stops (`checks/rules/buffers.py`, `buffer_too_small`)."""
     config = presets.load(ON_DISK)
     zero = config["zero_optimization"]
     for part in ("offload_optimizer", "offload_param"):
         zero[part]["nvme_path"] = str(user_path(nvme_path).absolute())
-    share = -(-max((*facts["trained_sizes"], *facts["frozen_sizes"]), default=0) // gpus)
+    share = -(-max((*own.facts.weights.trained, *own.facts.weights.frozen), default=0) // gpus)
     zero["offload_param"]["buffer_size"] = max(zero["offload_param"]["buffer_size"], -(-share // 1024) * 1024)
     return config
 
 
-def _methods(
-    facts: Mapping[str, Any], machine: Machine, also: tuple[str, ...], left_out: LeftOut
-) -> Iterator[Alternative]:
+def _methods(own: TracedTraining, machine: Machine, also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:
     for name in dict.fromkeys(also):
         if name in ADAPTERS:
-            why = _no_adapters(facts, name)
+            why = _no_adapters(own, name)
             if why:
                 left_out[ADAPTERS[name]] = why
             else:
-                yield _adapters(facts, machine, name)
+                yield _adapters(own, machine, name)
             continue
         optimizer = OPTIMIZERS[name]
         missing = [each for each in optimizer.packages if importlib.util.find_spec(each) is None]
-        if facts["own_optimizer"] or missing:
-            own = "the script creates its own optimizer"
-            left_out[name] = f"{missing[0]} is not installed here: {install_command(missing[0])}" if missing else own
+        if own.facts.own_optimizer or missing:
+            why = "the script creates its own optimizer"
+            left_out[name] = f"{missing[0]} is not installed here: {install_command(missing[0])}" if missing else why
             continue
         said = f"{name}: another optimizer, which needs its own learning rate"
         settings: dict[str, Any] = {"arguments.optim": name}
@@ -388,70 +385,70 @@ def _methods(
         yield Alternative("method", name, settings, "another method", said)
 
 
-def _no_adapters(facts: Mapping[str, Any], name: str) -> str:
+def _no_adapters(own: TracedTraining, name: str) -> str:
     """Why a script cannot have LoRA, or QLoRA, put into it; empty: it can."""
     if importlib.util.find_spec("peft") is None:
         return "peft is not installed here: pip install peft"
-    if facts["adapters"]:
+    if own.facts.model.adapters:
         return "the script trains adapters already"
-    if facts["quantised"]:
+    if own.facts.model.quantised:
         return "the script's model is quantised already"
-    if not facts["loaded"]:
-        return f"{facts['model_class']} is not a model class of transformers: PEFT does not know its layers"
-    kind = str(facts["model_class"])
+    if not own.facts.model.of_transformers:
+        return f"{own.model.kind} is not a model class of transformers: PEFT does not know its layers"
+    kind = own.model.kind
     if not told_of_model(kind) and not kind.endswith(_NO_NEW_HEAD):
         return f"PEFT has no task type for {kind}, and would leave a new head untrained"
-    if facts["own_optimizer"]:
+    if own.facts.own_optimizer:
         return "the script creates its own optimizer, for the parameters of the whole model"
     if name == "lora":
         return ""
-    if facts["arguments"].get("deepspeed"):
+    if own.arguments.deepspeed:
         return "the script uses DeepSpeed, which memkit does not plan with 4-bit weights"
     if importlib.util.find_spec("bitsandbytes") is None:
         return "bitsandbytes is not installed here: pip install bitsandbytes"
-    if facts["loaded_at"] is None:
+    if not own.facts.model.from_pretrained:
         return "the script does not load its model with from_pretrained, which does the quantising"
     return ""
 
 
-def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternative:
-    told = {key: value for key, (value, _) in told_of_model(facts["model_class"]).items()}
+def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
+    told = {key: value for key, (value, _) in told_of_model(own.model.kind).items()}
     adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
     over = ", over 4-bit weights" if name == "qlora" else ""
     said = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
-    kwargs = facts["arguments"].get("activation_checkpointing_kwargs") or {}
+    kwargs = own.arguments.activation_checkpointing_kwargs or {}
     if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
         settings["arguments.activation_checkpointing_kwargs"] = {**kwargs, "use_reentrant": False}
     if name == "qlora":
         dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
         settings["model.quantization_config"] = {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype}
-    code = other_code.lines(facts, adapter, settings.get("model.quantization_config"))
+    code = other_code.lines(own.facts.made_at, adapter, settings.get("model.quantization_config"))
     return Alternative("method", ADAPTERS[name], settings, "another method", said, code=code)
 
 
 def _legal(
-    choices: list[Alternative | None], facts: Mapping[str, Any], machine: Machine, gpus: int, left_out: LeftOut
+    choices: list[Alternative | None], own: TracedTraining, machine: Machine, gpus: int, left_out: LeftOut
 ) -> list[Alternative | None]:
     """Without those in which a rule finds a mistake that the script does not make itself."""
     found: list[Alternative | None] = []
     for choice in choices:
-        if choice is not None and (why := refused(choice.settings, facts, machine, gpus)):
+        if choice is not None and (why := refused(choice.settings, own.arguments, machine, gpus)):
             left_out[choice.name] = why
         else:
             found.append(choice)
     return found
 
 
-def refused(settings: Mapping[str, Any], facts: Mapping[str, Any], machine: Machine, gpus: int) -> str:
+def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Machine, gpus: int) -> str:
     """The mistake that a rule finds in the script with these settings, and not in the script itself; empty: none."""
-    before = {each.rule for each in _problems(facts["arguments"], machine, gpus)}
-    own = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("arguments.")}
+    before = {each.rule for each in _problems(arguments.known(), machine, gpus)}
+    given = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("arguments.")}
     others = {key: value for key, value in settings.items() if key.startswith("adapter.")}
     if "model.quantization_config" in settings:
         others["model.quantization"] = settings["model.quantization_config"]
-    found = _problems({**facts["arguments"], **own}, machine, gpus, others)
+    found = _problems({**arguments.known(), **given}, machine, gpus, others)
     return next((f"{each.why} (rule {each.rule})" for each in found if each.rule not in before), "")
 
 

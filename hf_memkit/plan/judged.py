@@ -6,7 +6,6 @@ it take at most 92 % of the GPU (`verdict.FULL_SHARE`): beyond that steps become
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.step_time import StepTime
+from hf_memkit.prediction.traced_training import PlanFacts, TracedTraining
 from hf_memkit.prediction.verdict import FULL_SHARE
 from hf_memkit.units import format_gib
 
@@ -28,7 +28,8 @@ class Judged:
         fits: whether it does, by `FULL_SHARE`, with RAM and disk.
         why: why it does not, or cannot be predicted; empty if it fits.
         tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
-        facts: what the trace says of the run (`prediction/child/plan_facts.py`).
+        training: what was traced, without its trace; None: it could not be.
+        row_products: products whose two sides are the rows of a micro-batch (`of_trace.py`).
         is_other: whether it would be another training than the script's, such as one with other last batches.
         steps_on_cpu: whether DeepSpeed's optimizer steps on the CPU.
         run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
@@ -40,10 +41,17 @@ class Judged:
     fits: bool = False
     why: str = ""
     tokens: int | None = None
-    facts: Mapping[str, Any] | None = None
+    training: TracedTraining | None = None
+    row_products: frozenset[tuple[int, int, int]] = frozenset()
     is_other: bool = False
     steps_on_cpu: bool = False
     run_seconds: tuple[float, float, float] | None = None
+
+    @property
+    def facts(self) -> PlanFacts:
+        """Of a candidate that was traced."""
+        assert self.training is not None
+        return self.training.facts
 
     @property
     def needs_bytes(self) -> int:

@@ -13,13 +13,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome, TracedTraining
 from hf_memkit.script_overrides import Overrides
 
 _MOST_BYTES: Final = 200 * 2**20
@@ -31,17 +33,17 @@ _LIBRARIES: Final = ("torch", "transformers", "accelerate", "peft", "trl", "bits
 class KeptTraces:
     """
     Args:
-        content: what came of the script as it stands.
+        own: what came of the script as it stands.
         request: what it was asked on.
     """
 
-    def __init__(self, content: Mapping[str, Any], request: ScriptRequest) -> None:
-        about = {name: each for name, each in content["about"].items() if name != "host"}  # measured anew each time
+    def __init__(self, own: TracedTraining, request: ScriptRequest) -> None:
         asked_on = (request.device, request.capability, request.processes, request.per_node)
         script = request.script
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
-        text = json.dumps([source, script.arguments, content["trace"], about, asked_on, _versions()], sort_keys=True)
+        own = replace(own, host=None)  # measured anew each time
+        text = wire.written([source, script.arguments, own, asked_on, _versions()], sort_keys=True)
         self._folder = _cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()
 
@@ -49,7 +51,7 @@ class KeptTraces:
         """Whether such a trace was kept, which is then at `result`."""
         path = self._path(overrides)
         with contextlib.suppress(OSError, ValueError):
-            json.loads(path.read_text())
+            wire.read(Outcome, path.read_text())
             shutil.copyfile(path, result)
             path.touch()
             return True

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.ended_with_parent import watch
 from hf_memkit.hardware import Machine
@@ -21,6 +20,7 @@ from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
 from hf_memkit.prediction.running_scripts import RanScript, checked
 from hf_memkit.prediction.trace_request import Device
+from hf_memkit.prediction.traced_training import RunLength
 from hf_memkit.prediction.work import Work
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.settings import ZeroSettings
@@ -29,12 +29,11 @@ LENGTHS: Final = ("optimizer steps", "optimizer steps an epoch", "rows an epoch"
 """What `lengths_of` gives."""
 
 
-def lengths_of(facts: Mapping[str, Any]) -> tuple[int | None, ...]:
+def lengths_of(run: RunLength) -> tuple[int | None, ...]:
     """`LENGTHS` of a run; those of an epoch count for one that reaches the end of it."""
-    steps, an_epoch = facts.get("steps"), facts.get("steps_an_epoch")
-    if steps is not None and an_epoch is not None and steps < an_epoch:
-        return steps, None, None
-    return steps, an_epoch, facts.get("rows_an_epoch")
+    if run.steps is not None and run.steps_an_epoch is not None and run.steps < run.steps_an_epoch:
+        return run.steps, None, None
+    return run.steps, run.steps_an_epoch, run.rows_an_epoch
 
 
 def of_trace(
@@ -49,28 +48,27 @@ def of_trace(
     pricing: Pricing,
     ram_is_given: bool,
 ) -> Judged:
-    content = json.loads(traced.path.read_text()) if traced.path is not None else None
-    ran = RanScript(checked(script, content, traced.why or None), device, notes)
+    training = checked(script, traced.outcome())
+    ran = RanScript(training, device, notes)
     prediction, _training = predicted_training(
         ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
         enough_bytes=usable_bytes(machine),
     )  # fmt: skip
-    about = ran.content["about"]
-    config = (about.get("deepspeed") or {}).get("config", {})
+    config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
-    found = judged(candidate, prediction, machine, facts=about["plan"], steps_on_cpu=on_cpu)
-    if ran.content["trace"].get("work") is None or ran.device != "cuda":
+    known = training.without_trace()
+    found = judged(candidate, prediction, machine, training=known, steps_on_cpu=on_cpu)
+    work = training.trace.work
+    if work is None or device != "cuda":
         return found
-    work = Work.from_json(ran.content["trace"]["work"])
-    found = replace(found, facts={**about["plan"], "row_products": _row_products(work, about["plan"])})
-    return priced(found, work, about, pricing, gpus=gpus, accumulation=about["accumulation"])
+    found = replace(found, row_products=_row_products(work, training.arguments.per_device_train_batch_size))
+    return priced(found, work, known, pricing, gpus=gpus)
 
 
-def _row_products(work: Work, facts: Mapping[str, Any]) -> frozenset[tuple[int, int, int]]:
+def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:
     """Products whose two sides are the rows of a micro-batch, or some times as many (pairs, negatives beside them, the
     rows of other GPUs): (times, times, summed dimension). One trace may have one by chance, such as a classifier with
     as many classes; two micro-batches have the same one only if rows are compared."""
-    rows = facts["arguments"]["per_device_train_batch_size"]
     shapes = {each.shape for each in work.operations if each.kind == "matmul" and len(each.shape) == 4}
     return frozenset(
         (m // rows, n // rows, k)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.prediction.traced_training import CallPlace, PlanFacts, TrainerCall
 from hf_memkit.script_overrides import Overrides
 
 _LORA: Final = "LoraConfig"
@@ -29,16 +30,15 @@ CHUNKED_LOSS: Final = f"from {_CHUNKED} import {_INSTALL}\n# before Trainer(...)
 """The code of a loss in chunks; for whoever has no diff."""
 
 
-def lines(facts: Mapping[str, Any], adapter: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> str:
+def lines(made: TrainerCall | None, adapter: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> str:
     """The code of a method, and in comments where it goes; for whoever has no diff.
 
     Args:
-        facts: of the script's own training.
+        made: where the script makes its Trainer.
         adapter: fields of the `LoraConfig`.
         quantization: fields of the `BitsAndBytesConfig`; None: weights stay as they are.
     """
-    made = facts["made_at"] or {}
-    by_trainer = _CONFIG in made.get("takes", ())
+    by_trainer = made is not None and _CONFIG in made.takes
     peft = [_LORA, *([] if by_trainer else [_WRAP])]
     found = []
     if quantization is not None:
@@ -50,59 +50,64 @@ def lines(facts: Mapping[str, Any], adapter: Mapping[str, Any], quantization: Ma
     found.insert(0, f"from peft import {', '.join(sorted(peft))}")
     if by_trainer:
         given = f"{_CONFIG}={_call(_LORA, adapter)}"
-        if quantization is not None and made["named"]:
+        if quantization is not None and made is not None and made.named:
             found[-1:] = []
             given += f", {_QUANTIZATION}={_call(_BITS, quantization)}"
         return "\n".join([*found, f"trainer = …Trainer(..., {given})"])
-    where = "at the end of what model_init calls" if made.get("model") == "model_init" else "before Trainer(...)"
+    where = (
+        "at the end of what model_init calls"
+        if made is not None and made.model == "model_init"
+        else "before Trainer(...)"
+    )
     return "\n".join([*found, f"# {where}:", *_rebound("model", adapter, quantization)])
 
 
-def diff(facts: Mapping[str, Any], overrides: Overrides) -> str:
+def diff(facts: PlanFacts, overrides: Overrides) -> str:
     """What makes the user's script train with these adapters or this loss, and load its model with these options: a
     unified diff of one file or two, by their paths from here. Empty: it cannot be said for sure."""
-    made, adapter, options = facts["made_at"], overrides.adapter, dict(overrides.model)
-    if not made or not (adapter or overrides.loss):
+    made, adapter, options = facts.made_at, overrides.adapter, dict(overrides.model)
+    if made is None or not (adapter or overrides.loss):
         return ""
     quantization = options.get(_QUANTIZATION)
     edits: dict[str, _Edited] = {}
 
-    def edited(place: Mapping[str, Any]) -> _Edited:
-        return edits.setdefault(place["file"], _Edited(place["file"]))
+    def edited(place: CallPlace) -> _Edited:
+        return edits.setdefault(place.file, _Edited(place.file))
 
     try:
-        script = edited(made["place"])
-        call = script.call(made["place"])
+        script = edited(made.place)
+        call = script.call(made.place)
         if overrides.loss:
-            script.chunk_loss(call, made["model"])
+            script.chunk_loss(call, made.model)
             script.imports(_CHUNKED, [_INSTALL])
-        elif _CONFIG in made["takes"]:
+        elif _CONFIG in made.takes:
             script.give(call, _CONFIG, _call(_LORA, adapter))
             script.imports("peft", [_LORA])
         else:
-            script.wrap(call, made["model"], adapter, quantization)
+            script.wrap(call, made.model, adapter, quantization)
             script.imports("peft", [_LORA, _WRAP, *([_PREPARE] if quantization is not None else [])])
         if options:
-            _load_with(options, facts, edited, script, call)
+            _load_with(options, made, facts.model.loaded_at, edited, script, call)
         return "".join(each.diff() for each in edits.values())
     except (_Unsure, OSError, SyntaxError, UnicodeDecodeError):
         return ""
 
 
-def _load_with(options: Mapping[str, Any], facts: Mapping[str, Any], edited: Any, script: _Edited, call: Any) -> None:
+def _load_with(
+    options: Mapping[str, Any], made: TrainerCall, loaded: CallPlace | None, edited: Any, script: _Edited, call: Any
+) -> None:
     """
     Raises:
         _Unsure: nobody knows where the model is loaded.
     """
-    made, loaded = facts["made_at"], facts["loaded_at"]
     written = {
         name: _call(_BITS, value) if name == _QUANTIZATION else _literal(value) for name, value in options.items()
     }
-    if made["named"]:  # TRL loads it
-        if set(options) != {_QUANTIZATION} or _QUANTIZATION not in made["takes"]:
+    if made.named:  # TRL loads it
+        if set(options) != {_QUANTIZATION} or _QUANTIZATION not in made.takes:
             raise _Unsure
         where = script
-    elif loaded:
+    elif loaded is not None:
         where = edited(loaded)
         call = where.call(loaded)
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "from_pretrained":
@@ -163,13 +168,10 @@ class _Edited:
         self._imports: dict[str, list[str]] = {}
         self._first = len(self._lines)  # the line of the first call that is changed
 
-    def call(self, place: Mapping[str, Any]) -> ast.Call:
+    def call(self, place: CallPlace) -> ast.Call:
         """The call that ends at a place."""
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (
-                place["line"],
-                place["column"],
-            ):
+            if isinstance(node, ast.Call) and _end(node) == (place.line, place.column):
                 self._first = min(self._first, node.lineno - 1)
                 return node
         raise _Unsure

@@ -118,7 +118,7 @@ def _plan(
             *_paste(pasted(other.candidate, command=plan.front_end), plan),
         )
     for each in plan.with_code:
-        changed = pasted(each.candidate, plan.own.facts)
+        changed = pasted(each.candidate, plan.own.training)
         yield section(
             None, f"With other code: {each.candidate.name}", *_other_code(changed, plan, each.candidate.result)
         )

@@ -19,6 +19,7 @@ from hf_memkit import compat
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.front_end_keys import front_end
+from hf_memkit.prediction.traced_training import TracedTraining
 from hf_memkit.zero import presets
 
 
@@ -70,12 +71,12 @@ class Pasted:
         }
 
 
-def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None, *, command: str = "") -> Pasted:
+def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
     """What sets this candidate's settings in a script by hand.
 
     Args:
         candidate: which.
-        facts: of the script's own training; None: they are not known, and there is no diff.
+        own: the script's own training; None: it is not known, and there is no diff.
         command: of the front end that was typed, such as `"axolotl"`.
     """
     front = front_end(command)
@@ -91,7 +92,7 @@ def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None, *,
     if engine:
         before += tuple(_copied(engine, arguments["deepspeed"]))
         arguments["deepspeed"] = f"{engine}.json"
-    changes = other_code.diff(facts, candidate.overrides) if facts is not None and candidate.code else ""
+    changes = other_code.diff(own.facts, candidate.overrides) if own is not None and candidate.code else ""
     model = {
         name: value
         for name, value in candidate.overrides.model.items()

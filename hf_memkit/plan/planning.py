@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.gpu_rates import RATES, rates_of
@@ -40,6 +40,7 @@ from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
 from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.running_scripts import name_of
 from hf_memkit.prediction.setup_training import SetupTraining, as_script
+from hf_memkit.prediction.traced_training import PlanFacts
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
@@ -253,24 +254,24 @@ def _search(
 ) -> tuple[Search, Judged, LeftOut]:
     """(a search that has not begun, the script as it stands, what no candidate has)."""
     as_it_is = judge.own()
-    facts = as_it_is.facts
-    assert facts is not None
+    own = as_it_is.training
+    assert own is not None
     left_out: LeftOut = {}
     ways = choices_for(
-        facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
+        own, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
-    per_gpu, (group, why) = _asked_for(sequences, facts) // judge.gpus, of_batch(facts)
+    per_gpu, (group, why) = _asked_for(sequences, own.facts) // judge.gpus, of_batch(own.facts.batch)
     if group == "another method":
         left_out["another micro-batch"] = why
-    evaluation = functools.partial(smaller_evaluations, facts)
+    evaluation = functools.partial(smaller_evaluations, own)
     limit = TimeLimit(limit_s)
     search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit, judge.end, evaluation, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
 
-def _asked_for(sequences: int | None, facts: Mapping[str, Any]) -> int:
+def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
     """The sequences of an optimizer step that are asked for; 0: none.
 
     Raises:
@@ -278,10 +279,10 @@ def _asked_for(sequences: int | None, facts: Mapping[str, Any]) -> int:
     """
     if sequences is None:
         return 0
-    option, rows = f"--sequences-per-step {sequences}", facts.get("rows")
+    option, rows = f"--sequences-per-step {sequences}", facts.length.rows
     if rows is not None and sequences > rows:
         raise InputError(f"{option}: the script trains on {rows:,} rows; give {rows} or fewer")
-    group, why = of_batch(facts)
+    group, why = of_batch(facts.batch)
     if group == "another method":
         raise InputError(f"{option}: {why}; change the batch in the script, then plan again")
     return sequences
@@ -351,18 +352,20 @@ def _what_differs(other: Judged, own: Judged) -> str:
     candidate = other.candidate
     if other.why == ROWS_COMPARED:
         return "another micro-batch"
-    if lengths_of(other.facts or {}) != lengths_of(own.facts or {}) or not candidate.choices:
+    if lengths_of(other.facts.length) != lengths_of(own.facts.length) or not candidate.choices:
         return f"{candidate.micro_batch_size} × {candidate.accumulation}"
     return candidate.choices[-1].name
 
 
 def _about_own(own: Judged) -> Iterator[str]:
     """What is wrong with the script's own batch."""
-    facts = own.facts or {}
-    if not own.fits and facts.get("arguments", {}).get("auto_find_batch_size"):
+    if own.training is None:
+        return
+    if not own.fits and own.training.arguments.auto_find_batch_size:
         yield "auto_find_batch_size: a run takes a smaller batch until one fits; memkit predict says which"
-    if facts.get("scaled_by_accumulation") and own.candidate.accumulation > 1:
-        yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(facts)}"
+    batch = own.training.facts.batch
+    if batch.scaled_by_accumulation and own.candidate.accumulation > 1:
+        yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(batch)}"
 
 
 def _is_on_disk(candidate: SetupCandidate) -> bool:
@@ -387,35 +390,32 @@ class _Judge:
     environment: dict[str, str]
     pricing: Pricing
     ram_is_given: bool
-    steps: tuple[int | None, ...] = ()
-    rows_digest: str | None = None
-    schedule: Sequence[str] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    as_it_is: Judged = field(init=False)
+    first: Judged = field(init=False)  # to whose steps all others are held
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def own(self) -> Judged:
         """The script as it stands."""
         found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
-        assert found.facts is not None
-        arguments = found.facts["arguments"]
-        self.facts = found.facts
-        self.steps, self.rows_digest = lengths_of(found.facts), found.facts.get("rows_digest")
-        self.schedule = found.facts.get("schedule")
-        size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-        return replace(found, candidate=SetupCandidate(size, accumulation))
+        assert found.training is not None
+        arguments = found.training.arguments
+        size, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+        self.as_it_is = self.first = replace(found, candidate=SetupCandidate(size, accumulation))
+        return self.as_it_is
 
     def first_of(self, candidate: SetupCandidate) -> Judged:
         """The script with another batch: all others are held to as many steps as it makes."""
         found = self._tried(candidate)
         if self._compares_rows(found):
             raise InputError(f"--sequences-per-step: {ROWS_COMPARED}; change the batch in the script, then plan again")
-        if found.facts is not None:
-            self.steps, self.schedule = lengths_of(found.facts), found.facts.get("schedule")
+        if found.training is not None:
+            self.first = found
         return found
 
     def _tried(self, candidate: SetupCandidate) -> Judged:
         settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
-        if why := refused(settings, self.facts, self.machine, self.gpus):
+        assert self.as_it_is.training is not None
+        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.gpus):
             return Judged(candidate, why=why)
         try:
             return self._judged(candidate, replace(candidate.overrides, environment={}))
@@ -430,44 +430,43 @@ class _Judge:
                 if not self.pricing.looked_at_disk:
                     self.pricing = self.pricing.with_disk()
         found = self._tried(candidate)
-        if found.facts is None:
+        if found.training is None:
             return found
         attention = candidate.overrides.model.get("attn_implementation")
-        if attention not in (None, found.facts.get("attention")):  # with every micro-batch: no other is tried
-            why = f"no option sets the attention of the script's model, which stays {found.facts['attention']}"
+        has = found.facts.model.attention
+        if attention not in (None, has):  # with every micro-batch: no other is tried
+            why = f"no option sets the attention of the script's model, which stays {has}"
             return replace(found, prediction=None, fits=False, why=why, is_other=True)
-        why, said = self._other_epoch(found.facts)
+        why, said = self._other_epoch(found)
         why = why or self._other_training(found)
         if why:
             return replace(found, fits=False, why=why, is_other=True)
         return replace(found, candidate=candidate.with_result(said)) if said else found
 
-    def _other_epoch(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+    def _other_epoch(self, found: Judged) -> tuple[str, str]:
         """(how its steps differ from the script's; how only the rows of its last batches do). Empty: they do not."""
-        steps = lengths_of(facts)
-        if steps == self.steps:
+        steps, wanted = lengths_of(found.facts.length), lengths_of(self.first.facts.length)
+        if steps == wanted:
             return "", ""
-        made, own, what = next(each for each in zip(steps, self.steps, LENGTHS, strict=True) if each[0] != each[1])
+        made, own, what = next(each for each in zip(steps, wanted, LENGTHS, strict=True) if each[0] != each[1])
         counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
         said = f"{counted}the last batch of an epoch differs"
         return ("", said) if what == LENGTHS[-1] else (said, "")
 
     def _other_training(self, found: Judged) -> str:
         """How it is another training than the script's, of as many steps; empty: it is the same."""
-        facts = found.facts or {}
-        if facts.get("schedule") != self.schedule:
+        if found.facts.schedule != self.first.facts.schedule:
             return "the script computes its learning rate, or another of its arguments, from what this changes"
         if self._compares_rows(found):
             return ROWS_COMPARED
-        return "it changes the rows of the training data" if facts.get("rows_digest") != self.rows_digest else ""
+        is_same = found.facts.rows_digest == self.as_it_is.facts.rows_digest
+        return "" if is_same else "it changes the rows of the training data"
 
     def _compares_rows(self, found: Judged) -> bool:
         """Whether both it and the script, in another micro-batch, multiply its rows with one another."""
-        of_two = found.facts or {}, self.facts
-        sizes = {each["arguments"]["per_device_train_batch_size"] for each in of_two if each}
-        return len(sizes) == 2 and bool(
-            frozenset.intersection(*(each.get("row_products", frozenset()) for each in of_two))
-        )
+        of_two = found, self.as_it_is
+        sizes = {each.training.arguments.per_device_train_batch_size for each in of_two if each.training is not None}
+        return len(sizes) == 2 and bool(found.row_products & self.as_it_is.row_products)
 
     def end(self) -> None:
         """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.errors import MemkitError
 from hf_memkit.gpu_rates import rates_of
@@ -23,6 +22,7 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
+from hf_memkit.prediction.traced_training import RunLength, TracedTraining, Weights
 from hf_memkit.prediction.work import Work
 from hf_memkit.rates import GpuRates
 from hf_memkit.units import GB, GIB
@@ -135,40 +135,36 @@ def _like(gpu: Gpu) -> str | None:
     return min(known, key=distance, default=None)
 
 
-def priced(
-    judged: Judged, work: Work, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
-) -> Judged:
+def priced(judged: Judged, work: Work, training: TracedTraining, pricing: Pricing, *, gpus: int) -> Judged:
     """The same, with its time where that is known.
 
     Args:
         judged: a candidate whose memory is known.
         work: what its trace computes.
-        about: what the trace says of its training.
+        training: what was traced.
         pricing: rates.
         gpus: of one machine.
-        accumulation: micro-batches of an optimizer step.
     """
     if pricing.rates is None:
         return judged
-    kinds = [kind for kind, _, _ in about["work_steps"]]
-    kind = "usual" if "usual" in kinds else "worst"
-    span = next((begin, end) for each, begin, end in reversed(about["work_steps"]) if each == kind)
+    facts, accumulation = training.facts, training.arguments.gradient_accumulation_steps
+    kind = "usual" if any(each.kind == "usual" for each in training.steps) else "worst"
+    span = next(each.calls for each in reversed(training.steps) if each.kind == kind)
     try:
         step = step_time(
-            work, pricing.rates, capability=pricing.capability, span=tuple(span), micro_batches=accumulation,
-            loader_workers=about["plan"]["arguments"].get("dataloader_num_workers") or 0,
-            hooks_s=_engine_hooks(about, gpus).beside,
+            work, pricing.rates, capability=pricing.capability, span=span, micro_batches=accumulation,
+            loader_workers=training.arguments.dataloader_num_workers or 0,
+            hooks_s=_engine_hooks(training, gpus).beside,
         )  # fmt: skip
     except ValueError:
         return judged
-    tokens = about["tokens"].get(kind)
-    if mean := about.get("mean", {}).get(kind):  # steps of a run are as long as its batches on average
+    tokens = facts.tokens.get(kind)
+    if mean := facts.mean.get(kind):  # steps of a run are as long as its batches on average
         share, of_tokens = mean
         step, tokens = _times(step, share, accumulation), tokens and tokens * of_tokens
     forward_s = step.forward_s
-    step = _with_paging(
-        _with_others(step, judged, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
-    )
+    step = _with_others(step, judged, training, pricing, gpus=gpus)
+    step = _with_paging(step, judged, training, pricing)
     if said := pricing.given.said():
         step = replace(step, rests_on=(said, *step.rests_on))
     if pricing.stands_for:
@@ -177,7 +173,7 @@ def priced(
         judged,
         step_time=step,
         tokens=round(tokens * accumulation * gpus) if tokens else None,
-        run_seconds=_run(step, forward_s, judged, about["plan"], pricing.host),
+        run_seconds=_run(step, forward_s, judged, training, pricing.host),
     )
 
 
@@ -197,13 +193,13 @@ def _times(step: StepTime, share: float, micro_batches: int) -> StepTime:
     )  # fmt: skip
 
 
-def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing) -> StepTime:
+def _with_paging(step: StepTime, judged: Judged, training: TracedTraining, pricing: Pricing) -> StepTime:
     """With what CUDA moves of a paged optimizer's states, of two moments in 8 bits: nothing where the GPU has room for
     all of them, in and out of it where it has none."""
     assert pricing.rates is not None
-    if not str(about["plan"]["arguments"].get("optim")).startswith("paged_"):
+    if not str(training.arguments.optim).startswith("paged_"):
         return step
-    states = _PAGED_BYTES * sum(about["plan"]["trained_sizes"])
+    states = _PAGED_BYTES * sum(training.facts.weights.trained)
     room = max(0, judged.usable_bytes - judged.needs_bytes)
     there_and_back = 2 * states / (pricing.rates.pcie_gb_per_s.value * GB)
     moved = there_and_back * max(0.0, 1 - room / max(1, states))
@@ -212,24 +208,23 @@ def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], prici
     return replace(step, seconds=(low, middle + moved, high + 2 * there_and_back), rests_on=(*step.rests_on, said))
 
 
-def _with_others(
-    step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
-) -> StepTime:
+def _with_others(step: StepTime, judged: Judged, training: TracedTraining, pricing: Pricing, *, gpus: int) -> StepTime:
     """With what passes between GPUs, host and disk."""
-    engine, facts = about.get("deepspeed"), about["plan"]
+    engine, accumulation = training.engine, training.arguments.gradient_accumulation_steps
+    weights = training.facts.weights
     if gpus == 1 and engine is None:
         return step
     assert pricing.rates is not None
     unknown, optimizer_s = step.unknown, step.optimizer_s
-    model, frozen = _models(facts)
+    model, frozen = _models(weights)
     rest = [each - optimizer_s for each in step.seconds]  # the optimizer's is in the costs
     if engine is None:
-        traffic: StepTraffic | None = ddp_traffic(model, gpus=gpus, gradient_bytes=facts["gradient_bytes"])
+        traffic: StepTraffic | None = ddp_traffic(model, gpus=gpus, gradient_bytes=weights.gradient_bytes)
     else:
-        config = engine["config"]
+        config = engine.config
         traffic = zero_traffic(
             config, model, frozen, gpus=gpus, accumulation=accumulation,
-            recomputes=bool(facts["arguments"].get("activation_checkpointing")),
+            recomputes=bool(training.arguments.activation_checkpointing),
         )  # fmt: skip
         unknown = (*unknown, *unknown_ways(config))
         # The engine is not traced, and what is in its place has no states.
@@ -237,7 +232,7 @@ def _with_others(
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
     if engine is not None:
-        hooks = _engine_hooks(about, gpus)
+        hooks = _engine_hooks(training, gpus)
         rest = [
             seconds + accumulation * alone + a_step
             for seconds, alone, a_step in zip(rest, hooks.alone, hooks.of_step, strict=True)
@@ -260,47 +255,42 @@ def _with_others(
     return replace(step, seconds=seconds, unknown=unknown, rests_on=(*step.rests_on, *rows))
 
 
-def _engine_hooks(about: Mapping[str, Any], gpus: int) -> EngineHooks:
-    engine, facts = about.get("deepspeed"), about["plan"]
-    if engine is None:
+def _engine_hooks(training: TracedTraining, gpus: int) -> EngineHooks:
+    if training.engine is None:
         return EngineHooks()
-    stage = int(engine["config"].get("zero_optimization", {}).get("stage", 0))
-    return engine_hooks(stage, len(facts["trained_sizes"]), len(facts["frozen_sizes"]), gpus=gpus)
+    weights = training.facts.weights
+    return engine_hooks(training.engine.stage, len(weights.trained), len(weights.frozen), gpus=gpus)
 
 
-def _models(facts: Mapping[str, Any]) -> tuple[ModelFacts, ModelFacts | None]:
-    trained, frozen = facts["trained_sizes"], facts["frozen_sizes"]
+def _models(weights: Weights) -> tuple[ModelFacts, ModelFacts | None]:
     return (
-        shapes([(size, True) for size in trained or [0]]),
-        shapes([(size, True) for size in frozen]) if frozen else None,
+        shapes([(size, True) for size in weights.trained or [0]]),
+        shapes([(size, True) for size in weights.frozen]) if weights.frozen else None,
     )
 
 
-def _run(step: StepTime, forward_s: float, judged: Judged, facts: Mapping[str, Any], host: HostRates) -> Range | None:
+def _run(step: StepTime, forward_s: float, judged: Judged, training: TracedTraining, host: HostRates) -> Range | None:
     """The whole training: steps, evaluations at the speed of a forward pass, saves at that of the disk."""
-    steps = facts.get("steps")
-    if steps is None:
+    arguments, length = training.arguments, training.facts.length
+    if length.steps is None:
         return None
-    arguments = facts["arguments"]
-    rows = (arguments.get("per_device_eval_batch_size") or 1) / (arguments.get("per_device_train_batch_size") or 1)
-    evaluation_s = (facts.get("evaluation_batches") or 0) * rows * forward_s
-    evaluations = _how_often(arguments.get("eval_strategy"), arguments.get("eval_steps"), facts)
-    if evaluations and facts.get("generates"):
+    rows = (arguments.per_device_eval_batch_size or 1) / (arguments.per_device_train_batch_size or 1)
+    evaluation_s = length.evaluation_batches * rows * forward_s
+    evaluations = _how_often(arguments.eval_strategy, arguments.eval_steps, length)
+    if evaluations and length.generates:
         return None  # how many tokens an evaluation generates, only its run shows
     states = judged.prediction.categories["optimizer"] if judged.prediction is not None else 0
-    save_s = _SAVE_S + (facts["trained_bytes"] + facts["frozen_bytes"] * (not facts["adapters"]) + states) / (
-        host.nvme_write_gb_per_s.value * GB
-    )
-    saves = _how_often(arguments.get("save_strategy"), arguments.get("save_steps"), facts)
+    save_s = _SAVE_S + (training.facts.saved_bytes + states) / (host.nvme_write_gb_per_s.value * GB)
+    saves = _how_often(arguments.save_strategy, arguments.save_steps, length)
     rest = evaluations * evaluation_s + saves * save_s
-    low, middle, high = (steps * each + rest for each in step.seconds)
+    low, middle, high = (length.steps * each + rest for each in step.seconds)
     return low, middle, high
 
 
-def _how_often(strategy: Any, every: Any, facts: Mapping[str, Any]) -> int:
+def _how_often(strategy: str | None, every: float | None, length: RunLength) -> int:
     """How often it is evaluated, or saved."""
-    steps = int(facts["steps"])
-    an_epoch = facts.get("steps_an_epoch") or steps
+    steps = length.steps or 0
+    an_epoch = length.steps_an_epoch or steps
     if strategy == "epoch":
         return math.ceil(steps / an_epoch)
     if strategy == "steps" and every:

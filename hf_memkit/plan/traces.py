@@ -18,20 +18,23 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Final, Self
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.kept_traces import KeptTraces
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
     asked,
     checked,
     device_of,
+    here,
     own_worker,
     refuse_engine,
     script_request,
 )
-from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ScriptRequest
+from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ForkEnded, ForkRequest, ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
@@ -42,10 +45,13 @@ _END_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """What came of a candidate: the file with its trace, or why there is none."""
+    """What came of a candidate: the file with its `Outcome`, or how its process died without one."""
 
     path: Path | None
-    why: str = ""
+    died: str | None = None
+
+    def outcome(self) -> Outcome:
+        return wire.read(Outcome, self.path.read_text()) if self.path is not None else Outcome(died=self.died)
 
 
 class ScriptTraces:
@@ -109,7 +115,7 @@ class ScriptTraces:
         worker, stdin = self._stack.enter_context(own_worker(None))
         self.device, self.notes = device_of(worker, self._script)
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
-        script: Future[tuple[Mapping[str, Any] | None, str | None]] = Future()
+        script: Future[Outcome] = Future()
 
         def run() -> None:
             try:
@@ -122,7 +128,7 @@ class ScriptTraces:
         late = self._folder / LATE
         while not late.exists():
             if script.done():
-                checked(self._script, *script.result())
+                checked(self._script, script.result())
                 raise InputError(
                     f"{self._script}: ended before it created a Trainer. Plan a script that calls Trainer.train()"
                 )
@@ -155,11 +161,11 @@ class ScriptTraces:
             if self._kept.find(overrides, result):
                 return TraceFile(result)
         found = self._traced_now(overrides)
-        if self._keeps and found.path is not None:
-            content = json.loads(found.path.read_text())
-            if own and content.get("about", {}).get("rows_digest"):
-                self._kept = KeptTraces(content, self._request())
-            elif self._kept is not None and "trace" in content:
+        training = found.outcome().training if self._keeps else None
+        if training is not None and found.path is not None:
+            if own and training.facts.rows_digest:
+                self._kept = KeptTraces(training, self._request())
+            elif self._kept is not None:
                 self._kept.keep(overrides, found.path)
         return found
 
@@ -187,17 +193,15 @@ class ScriptTraces:
                 raise CancelledError
             if self._fresh is None:
                 self._fresh = Worker()
-            request = replace(self._request(), device=self.device, overrides=overrides.to_json())
-            content, why = asked(self._fresh, request)
-        if content is None:
-            return TraceFile(None, why or "")
-        result = self._result()
-        result.write_text(json.dumps(content))
-        return TraceFile(result)
+            request = replace(self._request(), device=self.device, overrides=overrides)
+            result = self._result()
+            with here(self._script):
+                died = self._fresh.write(request, result)
+        return _file(result, died)
 
     def _request(self) -> ScriptRequest:
         request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
-        return replace(request, work=True)
+        return replace(request, for_plan=True)
 
     def _result(self) -> Path:
         """In a folder of its own: a traced training writes beside it."""
@@ -205,6 +209,10 @@ class ScriptTraces:
             folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         return folder / "result.json"
+
+
+def _file(result: Path, died: str | None) -> TraceFile:
+    return TraceFile(result if result.exists() else None, died)
 
 
 class _Waiting:
@@ -215,38 +223,31 @@ class _Waiting:
         self._socket.connect(str(path))
         self._lines: IO[bytes] = self._socket.makefile("rb")
         self._lock = threading.Lock()
-        self._answers: dict[str, Future[Mapping[str, Any]]] = {}
+        self._answers: dict[str, Future[ForkEnded]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, overrides: Overrides, result: Path) -> TraceFile | None:
         """The trace with these fields and adapters; None: it is too late for them, or the process that waits is
         gone."""
-        answer: Future[Mapping[str, Any]] = Future()
-        fields, adapter = dict(overrides.arguments), dict(overrides.adapter)
-        request = {
-            "fields": fields, "adapter": adapter, "chunked_loss": bool(overrides.loss), "result": str(result),
-            "quiet": bool(fields),
-        }  # fmt: skip
+        answer: Future[ForkEnded] = Future()
+        request = ForkRequest(str(result), overrides)
         with self._lock:
             self._answers[str(result)] = answer
             try:
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
+                self._socket.sendall(wire.written(request).encode() + b"\n")
             except OSError:
                 return None
         try:
             ended = answer.result()
         except ConnectionError:
             return None
-        if ended.get("too_late"):
-            return None
-        why = ended["why"]
-        return TraceFile(result if result.exists() else None, why or "")
+        return None if ended.too_late else _file(result, ended.died)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
-                answer = json.loads(line)
-                self._answers.pop(answer["result"]).set_result(answer)
+                answer = wire.read(ForkEnded, line.decode())
+                self._answers.pop(answer.result).set_result(answer)
         with self._lock:
             for each in self._answers.values():
                 each.set_exception(ConnectionError())

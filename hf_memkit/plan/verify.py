@@ -205,11 +205,10 @@ def _short_plan(judged: Judged, plan: Plan, output: Path, device: Device) -> dic
 
 def _has_room(judged: Judged, folder: Path) -> tuple[bool, str]:
     """(whether a checkpoint may be written there, why not)."""
-    facts, prediction = judged.facts, judged.prediction
-    if facts is None or prediction is None:
+    training, prediction = judged.training, judged.prediction
+    if training is None or prediction is None:
         return True, ""
-    frozen = 0 if facts["adapters"] else facts["frozen_bytes"]
-    needs = facts["trained_bytes"] + frozen + prediction.categories["optimizer"]
+    needs = training.facts.saved_bytes + prediction.categories["optimizer"]
     free = shutil.disk_usage(folder).free
     if needs <= _ROOM * free:
         return True, ""

@@ -127,8 +127,8 @@ def beside(plan: Plan) -> Iterator[str]:
         else:
             none = "No setup with the same result found yet" if plan.stopped else "Nothing fits with the same result"
             yield f"{none}. This is {best.candidate.group}: {best.candidate.result}."
-    if overflow := (best.facts or {}).get("fp16_overflow"):
-        yield f"{overflow}."
+    if best.training is not None and best.training.fp16_overflow:
+        yield f"{best.training.fp16_overflow}."
     if best.swaps:
         yield f"It {_off_the_gpu(best)}."
     if best.candidate == own.candidate:
@@ -173,7 +173,8 @@ def _needs(plan: Plan, judged: Judged) -> str:
 
 def parses(plan: Plan) -> bool:
     """Whether arguments go to a command line: a script that reads them with HfArgumentParser, or the user's own."""
-    return plan.script is None or bool((plan.own.facts or {}).get("parses_arguments", True))
+    own = plan.own.training
+    return plan.script is None or own is None or own.facts.parses_arguments
 
 
 def where(plan: Plan, *, with_code: bool = False) -> str:
@@ -212,7 +213,7 @@ def _to_give(plan: Plan) -> Iterator[str]:
     """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
     least = plan.smallest()
     if least is not None and least.prediction is not None and least.prediction.peak_phase == "evaluate":
-        rows = (least.facts or {}).get("arguments", {}).get("per_device_eval_batch_size") or 1
+        rows = (least.training.arguments.per_device_eval_batch_size if least.training is not None else None) or 1
         smaller = f"a --per_device_eval_batch_size below {rows}, or " if rows > 1 else ""
         yield f"The evaluation needs most: use {smaller}shorter rows in it."
     one_by_one = least is not None and least.candidate.micro_batch_size == 1

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.bf16_on_gpus import emulated_bf16
 from hf_memkit.environments import Environment, find_environment
@@ -38,6 +38,7 @@ from hf_memkit.prediction.running_scripts import (
     refuse_unreadable,
 )
 from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.traced_training import Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
@@ -106,23 +107,13 @@ class ScriptTraining:
 
     Attributes:
         script: which, with its arguments.
-        trainer, model: names of the classes.
-        parameters, trainable_parameters: how many there are.
-        rows, sequence_length: of the traced batch of tokens: a packed one has one row, pairs have two each; None: it
-            is none of tokens.
-        optimizer: as Trainer's `optim` names it.
+        traced: what was traced, without its trace.
         setup: the job, and what else of it decides bytes.
         batches: what the prediction is of, the worst batch, and what stands beside it.
     """
 
     script: UserScript
-    trainer: str
-    model: str
-    parameters: int
-    trainable_parameters: int
-    rows: int | None
-    sequence_length: int | None
-    optimizer: str
+    traced: TracedTraining
     setup: Setup
     batches: BatchNeeds | None = None
 
@@ -195,7 +186,7 @@ def predict_script_training(
             ran = ran_script(
                 script, machine, environment, where, stdin, gpus=gpus, nodes=nodes, micro_batch_size=batch
             )
-            tried = tried or ran.content["about"].get("batches_tried", [])
+            tried = tried or list(ran.training.batches_tried)
             return predicted_training(
                 ran, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other,
                 ram_is_given=ram_is_given,
@@ -218,26 +209,25 @@ def predicted_training(
 ) -> tuple[Prediction, ScriptTraining]:
     """What follows from the trace of a script that has run; arguments as of `predict_script_training` and
     `from_trace`."""
-    trace, about = Trace.from_json(ran.content["trace"]), ran.content["about"]
-    notes = [*ran.notes, *about["notes"]]
+    traced, trace = ran.training, ran.training.trace
+    notes = [*ran.notes, *traced.notes]
     if machine.gpu is None:
         notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if gpus * nodes > 1:
         notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
-    setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
-    ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
-    trained = about["trainer"]
+    setup, engine = _setup(traced, machine, gpus, nodes, environment), traced.engine
+    ledger = _engine_ledger(engine, setup.sized_job) if engine is not None else None
+    trained = traced.trainer
     if not is_live(script):
         trained += f", as {name_of(script)} makes it,"
 
-    facts = about["plan"]
     emulated = emulated_bf16(
-        machine.gpu, facts["arguments"], dtypes=facts["dtypes"], trained=facts["trained_dtypes"],
-        config=(about["deepspeed"] or {}).get("written"),
+        machine.gpu, traced.arguments.known(), dtypes=traced.model.dtypes, trained=traced.model.trained_dtypes,
+        config=engine.written if engine is not None else None,
     )  # fmt: skip
 
     # RAM that nobody has named, of a machine that may not be the one that trains, decides only what lies there.
-    zero = (about["deepspeed"] or {}).get("config", {}).get("zero_optimization", {})
+    zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
     offloads = any(
         (zero.get(f"offload_{what}") or {}).get("device") in ("cpu", "nvme") for what in ("optimizer", "param")
     )
@@ -250,50 +240,36 @@ def predicted_training(
         )  # fmt: skip
         if ledger is not None and not ram_decides:
             found = found.judged(replace(machine, ram_bytes=sys.maxsize))
-        return with_vllm(found.with_warnings(emulated, facts.get("fp16_overflow", "")), about.get("vllm"), machine)
+        return with_vllm(found.with_warnings(emulated, traced.fp16_overflow), traced.vllm, machine)
 
-    if unasked := about.get("unasked"):
+    if traced.unasked is not None:
         evaluated, _ = of_part(trace, [], 0).phases["evaluate"]  # nothing is asked of the allocator but this
         notes.append(
             f"not in the verdict: evaluate() with this eval_dataset would allocate {format_size(evaluated)}. Neither "
             "the arguments nor the script ask for an evaluation"
         )
-        begin, end = unasked
-        trace = trace.only((0, begin), (end, len(trace.events)))
-    parts = trace.of_steps(about["steps"], about["steps_end"])
+    parts = traced.of_steps()
     found = of_part(parts.pop("worst"), notes)
-    if ledger is None and "host" in about:
-        found = _with_ram(found, about["host"], gpus)
+    if ledger is None and traced.host is not None:
+        found = _with_ram(found, traced.host, gpus)
         if ram_decides and (found.host_rss_bytes or 0) > machine.ram_bytes:
             found = found.judged(machine)
-    batches = None
-    if parts:
+    batches, shapes = None, traced.batches
+    if shapes is not None:
         usual = of_part(parts.pop("usual"), [])
         asked = parts if found.verdict == "does not fit" else {}  # each takes as long as the prediction itself
         smaller = {change: of_part(part, []) for change, part in asked.items()}
         less = {change: each for change, each in smaller.items() if each.needs_less_than(found)}
-        batches = BatchNeeds(**about["batches"], usual_needs=usual, smaller=less)
+        batches = BatchNeeds(shapes.worst, shapes.usual, shapes.high, usual, less, shapes.grouping)
         found = found.with_notes(batches.said(found))
-    training = ScriptTraining(
-        script=script,
-        trainer=about["trainer"],
-        model=about["model"],
-        parameters=about["parameters"],
-        trainable_parameters=about["trainable_parameters"],
-        rows=about["rows"],
-        sequence_length=about["sequence_length"],
-        optimizer=about["optimizer"],
-        setup=setup,
-        batches=batches,
-    )
-    return found, training
+    return found, ScriptTraining(script, traced.without_trace(), setup, batches)
 
 
-def _with_ram(found: Prediction, host: Mapping[str, Any], processes: int) -> Prediction:
+def _with_ram(found: Prediction, host: HostMemory, processes: int) -> Prediction:
     """What all processes of a machine take of its RAM: libraries, what the script holds itself, as it does here, and
     the most of its tensors on the CPU. Each rank loads a model of its own."""
-    phase, tensors = max(host["tensors"].items(), key=lambda each: each[1])
-    libraries, own = process_row().size_bytes, host["own"]
+    phase, tensors = max(host.tensor_bytes.items(), key=lambda each: each[1])
+    libraries, own = process_row().size_bytes, host.own_bytes
     said = (
         f"RAM: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's own "
         f"(measured here) and {format_gib(tensors)} of tensors on the CPU at most, in phase {phase}"
@@ -304,40 +280,38 @@ def _with_ram(found: Prediction, host: Mapping[str, Any], processes: int) -> Pre
     return replace(found, host_rss_bytes=needs).with_notes(said)
 
 
-def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:
-    micro_batch_size, accumulation = about["micro_batch_size"], about["accumulation"]
+def _setup(traced: TracedTraining, machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:
+    arguments, model = traced.arguments, traced.model
+    micro_batch_size, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     job = Job(
-        None, machine, micro_batch_size, about["sequence_length"] or 1,
+        None, machine, micro_batch_size, traced.sequence_length or 1,
         gpus=gpus, nodes=nodes, accumulation=accumulation,
     )  # fmt: skip
     setup = Setup(preset=PRESET, job=job).put_all(
         "arguments",
         per_device_train_batch_size=(micro_batch_size, "the script's"),
         gradient_accumulation_steps=(accumulation, "the script's"),
-        optim=(about["optimizer"], "the script's"),
+        optim=(str(arguments.optim), "the script's"),
     )
-    model = about["model_name"] if Path(about["model_name"]).name else about["model"]  # the folder "." has none
-    setup = setup.put("model.name", Path(model).name if Path(model).is_absolute() else model, "the script's")
-    if about.get("deepspeed"):
-        setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
-    asked = [_allocator(environment)]
-    if (fraction := about.get("memory_fraction")) is not None:
+    name = model.name if Path(model.name).name else model.kind  # the folder "." has none
+    setup = setup.put("model.name", Path(name).name if Path(name).is_absolute() else name, "the script's")
+    if traced.engine is not None:
+        setup = setup.put("deepspeed.config", traced.engine.config, "the script's")
+    asked = [_allocator({**environment, **traced.allocator})]
+    if traced.memory_fraction is not None:
         # torch.cuda.set_per_process_memory_fraction overrides the variable.
-        asked.append(f"per_process_memory_fraction:{fraction}")
+        asked.append(f"per_process_memory_fraction:{traced.memory_fraction}")
     if text := ",".join(filter(None, asked)):
         setup = setup.put(f"environment.{VARIABLE}", text, "your environment's, or set by the script")
     return setup
 
 
-def _engine_ledger(engine: Mapping[str, Any], job: Job) -> Ledger:
+def _engine_ledger(engine: Engine, job: Job) -> Ledger:
     """What DeepSpeed holds of the parameters that the script's model has."""
-    rows = list(zip(engine["sizes"], engine["decayed"], engine["trained"], strict=True))
-    trained = [(size, decayed) for size, decayed, is_trained in rows if is_trained]
-    frozen = [(size, decayed) for size, decayed, is_trained in rows if not is_trained]
     held = zero_ledger(
-        engine["config"], shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
-        accumulation=job.accumulation > 1, adapters=[size for size, _ in trained] if frozen else (),
-        linear_elements=engine["linear_elements"],
+        engine.config, shapes(engine.frozen or engine.trained), gpus=job.gpus, nodes=job.nodes,
+        accumulation=job.accumulation > 1, adapters=[size for size, _ in engine.trained] if engine.frozen else (),
+        linear_elements=engine.linear_elements,
     )  # fmt: skip
     return Ledger((*held.rows, process_row(job.gpus)))
 

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.compat import is_on
 from hf_memkit.environments import Environment
@@ -26,6 +26,7 @@ from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.launched import launchers_engine
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker
 from hf_memkit.user_script import UserScript
 
@@ -107,9 +108,9 @@ def own_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]
 
 @dataclass(frozen=True, slots=True)
 class RanScript:
-    """What came of a script: `content`, with a trace and what was trained, on which device, and notes."""
+    """A script's training, on which device it was traced, and what is to be said of that."""
 
-    content: Mapping[str, Any]
+    training: TracedTraining
     device: Device
     notes: tuple[str, ...] = ()
 
@@ -154,8 +155,7 @@ def ran_script(
     request = script_request(script, machine, environment, gpus=gpus, nodes=nodes)
     device, notes = device_of(worker, script)
     request = replace(request, device=device, stdin=stdin, micro_batch_size=micro_batch_size)
-    content, why = asked(worker, request)
-    return RanScript(checked(script, content, why), device, notes)
+    return RanScript(checked(script, asked(worker, request)), device, notes)
 
 
 def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:
@@ -164,10 +164,8 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
     Raises:
         InputError: no process for it starts.
     """
-    try:
+    with here(script):
         worker.wait()
-    except TraceFailed as failure:
-        raise _not_here(script, failure) from failure
     if worker.without_shim is None:
         return "cuda", ()
     return "cpu", (
@@ -175,24 +173,29 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
     )
 
 
-def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
-    """(what came of it, None if its process ended without a word; how that ended).
+def asked(worker: Worker, request: ScriptRequest) -> Outcome:
+    """What came of it.
 
     Raises:
         InputError: the process that runs scripts ended.
     """
-    try:
+    with here(request.script):
         return worker.run(request)
+
+
+@contextlib.contextmanager
+def here(script: UserScript) -> Iterator[None]:
+    """
+    Raises:
+        InputError: the process that runs scripts ended.
+    """
+    try:
+        yield
     except TraceFailed as failure:
-        raise _not_here(request.script, failure) from failure
-
-
-def _not_here(script: UserScript, failure: TraceFailed) -> InputError:
-    """With what the process wrote last: the traceback of an import that failed, say."""
-    error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
-    if failure.details:
-        error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
-    return error
+        error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
+        if failure.details:  # what the process wrote last: the traceback of an import that failed, say
+            error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
+        raise error from failure
 
 
 _LAST_LINES: Final = 20
@@ -200,15 +203,15 @@ _ON_CPU: Final = "ACCELERATE_USE_CPU"
 _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 
-def checked(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> Mapping[str, Any]:
-    """What came of a script, if that is a trace.
+def checked(script: UserScript, found: Outcome) -> TracedTraining:
+    """The training that a script has come to.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
-    if content is None or "trace" not in content:
-        raise _failed(script, content, why)
-    return content
+    if found.training is None:
+        raise _failed(script, found)
+    return found.training
 
 
 @contextlib.contextmanager
@@ -231,26 +234,26 @@ def _standard_input() -> Iterator[int]:
 _NOTHING: Final = "there is no training to trace"
 
 
-def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> InputError:
+def _failed(script: UserScript, found: Outcome) -> InputError:
     """Why there is no trace."""
-    if content is None:
-        early = "before two steps were traced"
-        if why == "SIGKILL":
-            return InputError(
-                f"{name_of(script)}: ended by SIGKILL {early}, usually because RAM ran out; to check, run: "
-                f"sudo dmesg -T | grep -i 'killed process'. Free RAM, or read fewer rows"
-            )
-        what = f": ended by {why}" if (why or "").startswith("SIG") else f" ended its process ({why or 'exit code 0'})"
-        return InputError(f"{name_of(script)}{what} {early}. {_try_without(script)}")
-    if "never_trained" in content:
-        return _never_trained(script, content["exit"])
-    if "script_error" in content:
-        error = content["script_error"]
-        said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
+    if found.untrained is not None:
+        return _never_trained(script, found.untrained.exit)
+    if (error := found.failed) is not None:
+        place = error.place or name_of(script)
+        if not error.by_script:
+            return InputError(f"{place}: {error.message}")
+        said = f"{error.type}: {error.message}" if error.message else error.type
         instead = "fix it and try again; report it if it happens only under memkit"
-        return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
-    error = content["error"]
-    return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
+        return ScriptFailed(f"{place}: {said}; {instead}", text=error.text)
+    early = "before two steps were traced"
+    if found.died == "SIGKILL":
+        return InputError(
+            f"{name_of(script)}: ended by SIGKILL {early}, usually because RAM ran out; to check, run: "
+            f"sudo dmesg -T | grep -i 'killed process'. Free RAM, or read fewer rows"
+        )
+    why = found.died or "exit code 0"
+    what = f": ended by {why}" if why.startswith("SIG") else f" ended its process ({why})"
+    return InputError(f"{name_of(script)}{what} {early}. {_try_without(script)}")
 
 
 def _try_without(script: UserScript) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import SETUP, ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
@@ -85,27 +86,20 @@ def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest)
         TraceFailed: the training raised, or its process died.
     """
     with as_script(training) as script:
-        return trace_of(*worker.run(replace(request, script=script)))
+        return trace_of(worker.run(replace(request, script=script)))
 
 
-def trace_of(content: Mapping[str, Any] | None, why: str | None = None) -> Trace:
-    """The trace in the child's answer: the usual steps, the worst step, and what follows them.
-
-    Args:
-        content: what the child wrote; None: nothing.
-        why: how its process ended then.
+def trace_of(found: Outcome) -> Trace:
+    """The usual steps, the worst step, and what follows them.
 
     Raises:
-        TraceFailed: there is none.
+        TraceFailed: there is no trace.
     """
-    if content is None:
-        raise TraceFailed(f"the process that traced this training ended: {why}", kind=str(why))
-    if (error := content.get("error")) is not None:  # memkit's own
-        raise TraceFailed(error["message"], kind=error["type"], refused=True, details=error["traceback"])
-    if (error := content.get("script_error")) is not None:
-        message = f"{error['type']}: {error['message']}".removesuffix(": ")
-        raise TraceFailed(message, kind=error["type"], details=error["text"])
-    if "trace" not in content:
+    if found.training is not None:
+        return found.training.of_steps()["worst"]
+    if (error := found.failed) is not None:
+        message = f"{error.type}: {error.message}".removesuffix(": ") if error.by_script else error.message
+        raise TraceFailed(message, kind=error.type, refused=not error.by_script, details=error.text)
+    if found.untrained is not None:
         raise TraceFailed("a library ended the process before the training began", kind="worker")
-    about = content["about"]
-    return Trace.from_json(content["trace"]).of_steps(about["steps"], about["steps_end"])["worst"]
+    raise TraceFailed(f"the process that traced this training ended: {found.died}", kind=str(found.died))

@@ -6,17 +6,17 @@ Trainer on fake tensors ──> Trace ──> replay of the caching allocator �
   (child process)             └─────> live bytes by category, operation and module at the peak
 ```
 
-A trace is plain data: lists of numbers and tables of names, so that it passes between processes as JSON and can be
-kept as evidence. Storages are numbered from 1 in the order in which they were made.
+A trace is plain data, lists of numbers and tables of names, which passes between processes as JSON (`wire.py`).
+Storages are numbered from 1 in the order in which they were made.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final
 
 from hf_memkit.prediction.work import Work
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
@@ -121,24 +121,6 @@ class Trace:
         found.sizes_bytes = [size if number in made else 0 for number, size in enumerate(self.sizes_bytes, 1)]
         return found
 
-    def of_steps(self, steps: Sequence[tuple[str, int, int]], steps_end: int) -> dict[str, Trace]:
-        """The trace of each kind of step: all up to the end of the usual steps, then its own. What came after all
-        steps, an evaluation, belongs to the worst.
-
-        Args:
-            steps: of each step `(kind, first event, one past the last)`.
-            steps_end: one past the last event of all steps.
-        """
-        usual = [end for kind, _, end in steps if kind == "usual"]
-        if not usual:
-            return {"worst": self}
-        head, after = (0, usual[-1]), (steps_end, len(self.events))
-        found = {"usual": self.only(head)}
-        for kind in dict.fromkeys(kind for kind, _, _ in steps if kind != "usual"):
-            own = [(begin, end) for each, begin, end in steps if each == kind]
-            found[kind] = self.only(head, *own, *([after] if kind == "worst" else []))
-        return found
-
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """`(first event, one past the last, phase)` of every stretch, in order. One in which nothing is made or
         freed is there too: what is held then is its peak."""
@@ -199,14 +181,3 @@ class Trace:
                 most = max(most, live)
             found[phase] = max(most, live)
         return {phase: found[phase] for phase in PHASES if phase in found}
-
-    def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {**values, "work": self.work.to_json() if self.work is not None else None}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        values = {name: content[name] for name in cls.__slots__ if name != "work"}
-        values["marks"] = [(int(end), phase) for end, phase in values["marks"]]
-        values["work"] = Work.from_json(content["work"]) if content.get("work") is not None else None
-        return cls(**values)

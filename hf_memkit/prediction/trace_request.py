@@ -1,11 +1,12 @@
-"""What is asked of the child process: a script, and the GPU that it is for. Plain data, passed as JSON."""
+"""What is asked of the child process: a script, and the GPU that it is for. Plain data, passed as JSON (`wire.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
+from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
 Device = Literal["cuda", "cpu", "real cpu"]
@@ -39,10 +40,10 @@ class ScriptRequest:
         processes, per_node: ranks in all, one GPU each, and those of one machine.
         micro_batch_size: rows per GPU from `train()` on, instead of the script's own: those that
             `auto_find_batch_size` would find.
-        overrides: settings in the place of the script's own (`script_overrides.py`), as JSON.
+        overrides: settings in the place of the script's own (`script_overrides.py`).
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).
-        work: whether what is computed is recorded too (`Trace.work`).
+        for_plan: whether what is computed is recorded too (`Trace.work`), and what plans have to know (`PlanFacts`).
     """
 
     script: UserScript
@@ -57,18 +58,43 @@ class ScriptRequest:
     processes: int = 1
     per_node: int = 1
     micro_batch_size: int | None = None
-    overrides: Mapping[str, Any] | None = None
+    overrides: Overrides | None = None
     forks: str | None = None
-    work: bool = False
+    for_plan: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        script = {name: getattr(self.script, name) for name in ("target", "is_module", "arguments")}
-        return {**{name: getattr(self, name) for name in self.__slots__}, "script": script}
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        values = {name: content[name] for name in cls.__slots__}
-        script = content["script"]
-        values["script"] = UserScript(script["target"], script["is_module"], tuple(script["arguments"]))
-        values["capability"] = tuple(content["capability"])
-        return cls(**values)
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """A script that waits is to go on with these, without options of models; `result`: as of a `Case`."""
+
+    result: str
+    overrides: Overrides
+
+
+@dataclass(frozen=True, slots=True)
+class ForkEnded:
+    """How the process of this `result` died, None if it did not; `too_late`: something had acted on what would change,
+    so that none began."""
+
+    result: str
+    died: str | None = None
+    too_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the process is given to do, one at a time: a script, or a launcher's command to read.
+
+    Attributes:
+        result: the file that tells what came of it, in a folder of its own.
+        files: how many are sent beside it: none, or a script's standard input and where it writes.
+        script: None: it is a command.
+        command, environment, folder: its words, and where it would be typed.
+    """
+
+    result: str
+    files: int = 0
+    script: ScriptRequest | None = None
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""

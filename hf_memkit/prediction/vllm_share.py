@@ -8,13 +8,13 @@ has neither weights nor keys and values (https://docs.vllm.ai/en/latest/features
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.hardware import Machine
 from hf_memkit.prediction.prediction import Prediction
+from hf_memkit.prediction.traced_training import Vllm
 from hf_memkit.terms import Phase
 from hf_memkit.units import format_size
 
@@ -23,29 +23,28 @@ _AWAKE: Final[tuple[Phase, ...]] = ("load", "generate", "evaluate")
 `_init_vllm`, `generate`). TRL empties the allocator's cache before it wakes it (`sync_weights`)."""
 
 
-def with_vllm(found: Prediction, vllm: Mapping[str, Any] | None, machine: Machine) -> Prediction:
+def with_vllm(found: Prediction, vllm: Vllm | None, machine: Machine) -> Prediction:
     """The prediction with a vLLM beside the training, judged again.
 
     Args:
         found: of the training alone.
-        vllm: its `mode`; in this process (`"colocate"`) its `share` of the GPU, whether it `sleeps`, and
-            `weights_bytes` of its own copy; None: there is none.
+        vllm: None: there is none.
         machine: the machine in question; without a GPU the share has no size.
     """
     if vllm is None:
         return found
-    if vllm["mode"] == "server":
+    if vllm.mode == "server":
         return found.with_notes(
             "vLLM runs on other GPUs (vllm_mode=server); the buffers through which it gets the weights (NCCL) lie "
             "outside the allocator and are not included"
         )
-    share, weights, gpu = vllm["share"], vllm["weights_bytes"], machine.gpu
+    share, weights, gpu = vllm.share, vllm.weights_bytes, machine.gpu
     if gpu is None:
         return found.with_notes(f"vLLM takes {share:g} of the GPU, which is not included: no GPU is named")
     size = int(share * gpu.capacity_bytes)
     said = f"vLLM: {share:g} × {format_size(gpu.capacity_bytes)} = {format_size(size)}, by formula, "
     extra = size
-    if vllm["sleeps"]:
+    if vllm.sleeps:
         awake = max((allocated for phase, (allocated, _) in found.phases.items() if phase in _AWAKE), default=0)
         extra = max(0, awake + size - found.smallest_cap_bytes)
         said += f"on top of {format_size(awake)} while it is awake (start, generation); nothing while asleep"

@@ -6,9 +6,9 @@ A trace of storages says what is alive; this says what is done. It is plain data
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self, get_args
+from typing import Final, Literal, get_args
 
 from hf_memkit.terms import Phase
 
@@ -84,19 +84,3 @@ class Work:
                 found.append((start, end))
                 start, trains = end, False
         return found
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "operations": [[getattr(each, name) for name in Operation.__slots__] for each in self.operations],
-            "calls": self.calls,
-            "marks": self.marks,
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        rows = [dict(zip(Operation.__slots__, row, strict=True)) for row in content["operations"]]
-        return cls(
-            operations=[Operation(**{**row, "shape": tuple(row["shape"])}) for row in rows],
-            calls=list(content["calls"]),
-            marks=[(int(end), phase) for end, phase in content["marks"]],
-        )

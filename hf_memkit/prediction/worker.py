@@ -24,7 +24,10 @@ from typing import IO, Any, Final
 from hf_memkit import boot
 from hf_memkit.environments import refuse_too_old_here
 from hf_memkit.errors import TraceFailed
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.launched import ReadCommand
+from hf_memkit.prediction import wire
+from hf_memkit.prediction.trace_request import Case, ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
 _END_S: Final = 10.0
@@ -96,29 +99,40 @@ class Worker:
                 self.without_shim = self._answer()["shim"]
                 self._waited = True
 
-    def run(self, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
-        """(what came of a script, None where its process ended without a word; how that ended)."""
-        files = [request.stdin, 2] if request.stdin is not None else []
-        return self._run({"script": request.to_json()}, files)
-
-    def read(
-        self, words: Sequence[str], environment: Mapping[str, str]
-    ) -> tuple[Mapping[str, Any] | None, str | None]:
-        """(what a launcher's command would start, as `child/read_launch.py` says it; as of `run`)."""
-        return self._run({"command": list(words), "environment": dict(environment), "folder": str(Path.cwd())}, [])
-
-    def _run(self, job: dict[str, Any], files: list[int]) -> tuple[Mapping[str, Any] | None, str | None]:
-        with contextlib.ExitStack() as held:
-            held.enter_context(self._lock)
-            self.wait()  # from here on the child removes the folder, should this process be killed
-            folder = held.enter_context(tempfile.TemporaryDirectory())
+    def run(self, request: ScriptRequest) -> Outcome:
+        """What came of a script."""
+        with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
-            job |= {"result": str(result), "files": len(files)}
+            died = self.write(request, result)
+            # A script has written what there is before it goes on; what else a process that died has written may be
+            # half.
+            with contextlib.suppress(OSError, *([ValueError] if died is not None else [])):
+                return wire.read(Outcome, result.read_text())
+            return Outcome(died=died)
+
+    def write(self, request: ScriptRequest, result: Path) -> str | None:
+        """How a script's process ended, None if well. What came of it, an `Outcome`, is at `result` unless the process
+        ended without a word; its folder is the script's."""
+        return self._run(Case(str(result), 0 if request.stdin is None else 2, request), request.stdin)
+
+    def read(self, words: Sequence[str], environment: Mapping[str, str]) -> ReadCommand:
+        """What a launcher's command would start."""
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            case = Case(str(result), command=tuple(words), environment=environment, folder=str(Path.cwd()))
+            died = self._run(case, None)
+            with contextlib.suppress(OSError, ValueError):
+                return wire.read(ReadCommand, result.read_text())
+            return ReadCommand(error=f"its parser ended: {died}")
+
+    def _run(self, case: Case, stdin: int | None) -> str | None:
+        with self._lock:
+            self.wait()  # from here on the child removes the folder, should this process be killed
             assert self._process is not None and self._process.stdin is not None and self._files is not None
             try:
-                if files:
-                    socket.send_fds(self._files, [b"0"], files)
-                self._process.stdin.write(json.dumps(job) + "\n")
+                if stdin is not None:
+                    socket.send_fds(self._files, [b"0"], [stdin, 2])
+                self._process.stdin.write(wire.written(case) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
                 raise self._gone() from None
@@ -127,13 +141,8 @@ class Worker:
             except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
                 self.close()
                 raise
-            if ended["status"] == "done" and result.exists():
-                return json.loads(result.read_text()), None
-            # A script has written what there is before it goes on; what else a process that died has written may be
-            # half.
-            with contextlib.suppress(OSError, ValueError):
-                return json.loads(result.read_text()), None
-            return None, ended["why"]
+            why: str | None = ended["why"]
+            return why
 
     def is_idle_for(self, python: str | None) -> bool:
         """Whether it runs, for nobody, with this Python and this process's variables: libraries read them once."""

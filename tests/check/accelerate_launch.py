@@ -22,7 +22,7 @@ def launched(content: dict[str, Any]) -> dict[str, str]:
     real = {name: getattr(torch.cuda, name) for name in ("is_available", "device_count", "is_bf16_supported")}
     with mock.patch.multiple(torch.cuda, **real):  # the reader replaces them
         found = read_launch(["accelerate", "launch", "--config_file", str(path), "train.py"])
-    return dict(found["environment"])
+    return dict(found.environment)
 
 
 def trained_with(content: dict[str, Any], **arguments: Any) -> TrainingArguments:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,12 @@ from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.running_scripts import asked, script_request
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.traced_training import CallPlace, TracedArguments, TracedTraining, TrainerCall
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
+from tests.plan.made_trainings import MADE, changed
 
 MACHINE = described_machine("L4", None, None, None)
 OWN = ("--output_dir", "out", "--per_device_train_batch_size", "4", "--report_to", "none")
@@ -114,21 +114,20 @@ def traces(*arguments: str) -> ScriptTraces:
     return ScriptTraces(UserScript.found("train.py", arguments), MACHINE, os.environ)
 
 
-def content(traced: TraceFile) -> dict[str, Any]:
-    assert traced.path is not None, traced.why
-    found: dict[str, Any] = json.loads(traced.path.read_text())
-    assert "trace" in found, found
+def training(traced: TraceFile) -> TracedTraining:
+    found = traced.outcome().training
+    assert found is not None, traced
     return found
 
 
-def figures(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    trace = Trace.from_json(found["trace"])
+def figures(found: TracedTraining) -> tuple[Any, ...]:
+    trace = found.trace
     assert trace.work is not None
     return trace.peaks_by_phase(), trace.peak(), [trace.work.operations[call] for call in trace.work.calls]
 
 
-def methods(facts: Mapping[str, Any], *also: str, left_out: dict[str, str] | None = None) -> list[Alternative]:
-    found = choices_for(facts, MACHINE, {}, gpus=1, left_out={} if left_out is None else left_out, also=also)["method"]
+def methods(own: TracedTraining, *also: str, left_out: dict[str, str] | None = None) -> list[Alternative]:
+    found = choices_for(own, MACHINE, {}, gpus=1, left_out={} if left_out is None else left_out, also=also)["method"]
     return [each for each in found if each is not None]
 
 
@@ -145,10 +144,9 @@ def worker() -> Iterator[Worker]:
 def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
     """The figures of the script as it is now."""
     request = script_request(UserScript.found("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
-    given = overrides.to_json() if overrides is not None else None
-    found, why = asked(worker, replace(request, work=True, overrides=given))
-    assert found is not None and "trace" in found, (why, found)
-    return figures(found)
+    found = asked(worker, replace(request, for_plan=True, overrides=overrides))
+    assert found.training is not None, found
+    return figures(found.training)
 
 
 @pytest.mark.tracing
@@ -168,17 +166,16 @@ def test_the_changed_script_is_what_was_traced(
     (folder / "train.py").write_text(SCRIPTS[script])
     with traces(*OWN) as made:
         made.start()
-        own = content(made.of(Overrides()))
-        facts = own["about"]["plan"]
-        candidates = [SetupCandidate(2, 2, (each,)) for each in methods(facts, *also)]
-        found = [figures(content(made.of(each.overrides))) for each in candidates]
+        own = training(made.of(Overrides()))
+        candidates = [SetupCandidate(2, 2, (each,)) for each in methods(own, *also)]
+        found = [figures(training(made.of(each.overrides))) for each in candidates]
     assert len(found) == len(also)
     for candidate, traced in zip(candidates, found, strict=True):
         (folder / "train.py").write_text(SCRIPTS[script])
         assert traced != figures(own)
         if script == "subclass":  # the fork stands where it is made
             assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
-        paste = pasted(candidate, facts)
+        paste = pasted(candidate, own)
         assert paste.diff and not paste.model
         patch(paste.diff)
         flags = [word for flag in paste.flags for word in flag.split(" ", 1)]
@@ -204,33 +201,32 @@ def test_a_loss_in_chunks_is_what_was_traced(folder: Path, worker: Worker) -> No
     (folder / "train.py").write_text(GPT2)
     with traces(*OWN) as made:
         made.start()
-        own = content(made.of(Overrides()))
-        facts = own["about"]["plan"]
-        (chunked,) = filter(None, choices_for(facts, MACHINE, {}, gpus=1, left_out={})["loss with code"])
+        own = training(made.of(Overrides()))
+        (chunked,) = filter(None, choices_for(own, MACHINE, {}, gpus=1, left_out={})["loss with code"])
         candidate = SetupCandidate(4, 1, (chunked,))
-        traced = figures(content(made.of(candidate.overrides)))
+        traced = figures(training(made.of(candidate.overrides)))
     saved = figures(own)[1].size_bytes - traced[1].size_bytes
     assert saved > 4 * 128 * 50_000 * 4, "logits of a batch in fp32"
     assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
-    paste = pasted(candidate, facts)
+    paste = pasted(candidate, own)
     patch(paste.diff)
     assert "\nchunk_loss(model)\nTrainer(model" in (folder / "train.py").read_text()
     assert from_its_first_line(worker, *OWN) == traced
     for other in ({"chunkable_loss": False}, {"model_type": "llama"}):
-        assert choices_for({**facts, **other}, MACHINE, {}, gpus=1, left_out={})["loss with code"] == [None]
+        other = {f"plan__model__{name}": value for name, value in other.items()}
+        assert choices_for(changed(own, **other), MACHINE, {}, gpus=1, left_out={})["loss with code"] == [None]
 
 
-def placed(source: str, **made: Any) -> dict[str, Any]:
-    """Facts of a script at `train.py`, as the child notes them."""
+def placed(source: str, **made: Any) -> TracedTraining:
+    """The training of a script at `train.py`, as the child notes it."""
     Path("train.py").write_text(source)
     ends = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            place = {"file": str(Path("train.py").absolute()), "line": node.end_lineno, "column": node.end_col_offset}
-            ends[name] = place
-    at = {"place": ends["Trainer"], "model": "model", "named": False, "takes": [], **made}
-    return {"made_at": at, "loaded_at": ends.get("from_pretrained")}
+            ends[name] = CallPlace(str(Path("train.py").absolute()), node.end_lineno or 0, node.end_col_offset or 0)
+    at = TrainerCall(ends["Trainer"], **made)
+    return changed(KNOWN, plan__made_at=at, plan__model__loaded_at=ends.get("from_pretrained"))
 
 
 LORA = Overrides(adapter={"r": 2})
@@ -238,7 +234,7 @@ QLORA = Overrides(adapter={"r": 2}, model={"quantization_config": {"load_in_4bit
 CHUNKED = Overrides(loss={"chunked": True})
 WRAPPED = "get_peft_model(model, LoraConfig(r=2))"
 BITS = "BitsAndBytesConfig(load_in_4bit=True)"
-TAKES = {"takes": ["peft_config"]}
+TAKES = {"takes": ("peft_config",)}
 CASES: list[tuple[str, str, Overrides, dict[str, Any]]] = [
     ("Trainer(model, 1)\n", "chunk_loss(model)\nTrainer(model, 1)\n", CHUNKED, {"model": 0}),
     ("t = Trainer(a, model=self.m)\n", "chunk_loss(self.m)\nt = Trainer(a, model=self.m)\n", CHUNKED, {}),
@@ -289,7 +285,7 @@ CASES: list[tuple[str, str, Overrides, dict[str, Any]]] = [
     (
         "Trainer('name')\n", f"peft_config = LoraConfig(r=2)\nquantization_config = {BITS}\n"
         "Trainer('name', peft_config=peft_config, quantization_config=quantization_config)\n",
-        QLORA, {"takes": ["peft_config", "quantization_config"], "named": True, "model": 0},
+        QLORA, {"takes": ("peft_config", "quantization_config"), "named": True, "model": 0},
     ),
 ]  # fmt: skip
 
@@ -300,7 +296,7 @@ def test_the_change_is_right_wherever_it_goes(
 ) -> None:
     """Would notice: a name that becomes local to a function, adapters on adapters in a loop, a keyword that is there
     twice, bytes taken for characters, a guess where the call does not say what it gets."""
-    diff = other_code.diff(placed(before, **made), overrides)
+    diff = other_code.diff(placed(before, **made).facts, overrides)
     if not after:
         assert diff == ""
         return
@@ -318,13 +314,13 @@ def test_imports_stand_behind_those_of_the_script(folder: Path) -> None:
     """Would notice: an import before `from __future__` or the shebang, twice, or below what needs it."""
     head = '#!/usr/bin/python\n"""Trains."""\n\nfrom __future__ import annotations\n'
     body = "import os\n\n\ndef f():\n    import sys\n    Trainer(model=1)\n\n\nimport late\nf()\n"
-    patch(other_code.diff(placed(head + "from peft import LoraConfig\n" + body), LORA))
+    patch(other_code.diff(placed(head + "from peft import LoraConfig\n" + body).facts, LORA))
     assert (
         Path("train.py")
         .read_text()
         .startswith(head + "from peft import LoraConfig\nimport os\nfrom peft import get_peft_model\n\n\ndef f")
     )
-    patch(other_code.diff(placed("#!/usr/bin/python\nTrainer(model=1)\n"), LORA))
+    patch(other_code.diff(placed("#!/usr/bin/python\nTrainer(model=1)\n").facts, LORA))
     assert Path("train.py").read_text().startswith("#!/usr/bin/python\nfrom peft import LoraConfig, get_peft_model\n")
 
 
@@ -332,36 +328,30 @@ def test_the_page_s_example_is_what_is_written(folder: Path) -> None:
     """Would notice: a diff on the page that memkit would write in another way."""
     (shown,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
     before = "".join(line[1:] + "\n" for line in shown.splitlines()[3:] if not line.startswith("+"))
-    facts = {**KNOWN, **placed(before)}
-    (lora,) = methods(facts, "lora")
-    assert pasted(SetupCandidate(4, 1, (lora,)), facts).diff == shown
+    own = placed(before)
+    (lora,) = methods(own, "lora")
+    assert pasted(SetupCandidate(4, 1, (lora,)), own).diff == shown
 
 
-KNOWN: dict[str, Any] = {
-    "arguments": {}, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
-    "device_map": False, "chunkable_loss": False,
-    "loaded_at": {}, "made_at": None, "model_class": "LlamaForCausalLM", "model_type": "llama",
-    "supports_checkpointing": True, "supports_sdpa": True, "attention": "sdpa", "trained_dtypes": ["bfloat16"],
-    "padding_free": False,
-}  # fmt: skip
+KNOWN: TracedTraining = changed(MADE, arguments__optim=None, model__trained_dtypes=("bfloat16",))
 
 
 @pytest.mark.parametrize(
     ("what", "names", "why"),
     [
-        ({"adapters": True}, ["LoRA", "QLoRA"], "adapters already"),
-        ({"quantised": True}, ["LoRA", "QLoRA"], "quantised already"),
-        ({"loaded": False}, ["LoRA", "QLoRA"], "not a model class of transformers"),
-        ({"model_class": "DetrForObjectDetection"}, ["LoRA", "QLoRA"], "would leave a new head untrained"),
-        ({"own_optimizer": True}, ["LoRA", "QLoRA", "adafactor"], "own optimizer"),
-        ({"loaded_at": None}, ["QLoRA"], "from_pretrained"),
-        ({"arguments": {"deepspeed": {"zero_optimization": {"stage": 2}}}}, ["QLoRA"], "DeepSpeed"),
+        ({"plan__model__adapters": True}, ["LoRA", "QLoRA"], "adapters already"),
+        ({"plan__model__quantised": True}, ["LoRA", "QLoRA"], "quantised already"),
+        ({"plan__model__of_transformers": False}, ["LoRA", "QLoRA"], "not a model class of transformers"),
+        ({"model__kind": "DetrForObjectDetection"}, ["LoRA", "QLoRA"], "would leave a new head untrained"),
+        ({"plan__own_optimizer": True}, ["LoRA", "QLoRA", "adafactor"], "own optimizer"),
+        ({"plan__model__from_pretrained": False}, ["QLoRA"], "from_pretrained"),
+        ({"arguments__deepspeed": {"zero_optimization": {"stage": 2}}}, ["QLoRA"], "DeepSpeed"),
     ],
 )  # fmt: skip
 def test_what_cannot_have_adapters_is_left_out_with_the_reason(what: Any, names: list[str], why: str) -> None:
     """Would notice: adapters on adapters, 4 bits of a model that nobody loads, an optimizer that trains nothing."""
     left_out: dict[str, str] = {}
-    found = methods({**KNOWN, **what}, "lora", "qlora", "adafactor", left_out=left_out)
+    found = methods(changed(KNOWN, **what), "lora", "qlora", "adafactor", left_out=left_out)
     told = {name: left_out[name] for name in ("LoRA", "QLoRA", "adafactor") if name in left_out}
     assert list(told) == names and all(why in each for each in told.values())
     assert {each.name for each in found} == {"LoRA", "QLoRA", "adafactor"} - set(names)
@@ -369,8 +359,8 @@ def test_what_cannot_have_adapters_is_left_out_with_the_reason(what: Any, names:
 
 def test_a_reentrant_checkpoint_would_train_nothing() -> None:
     """Would notice: adapters below a reentrant checkpoint, whose inputs need no gradients; a head left untrained."""
-    arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}
-    (lora,) = methods({**KNOWN, "arguments": arguments, "model_class": "BertForSequenceClassification"}, "lora")
+    reentrant = TracedArguments(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True})
+    (lora,) = methods(changed(KNOWN, arguments=reentrant, model__kind="BertForSequenceClassification"), "lora")
     assert lora.settings["arguments.activation_checkpointing_kwargs"] == {"use_reentrant": False}
     assert lora.settings["adapter.task_type"] == "SEQ_CLS" and lora.group == "another method"
 
@@ -379,9 +369,9 @@ def test_a_reentrant_checkpoint_would_train_nothing() -> None:
 def test_the_changed_script_trains(folder: Path) -> None:
     """Would notice: code that is right for shapes and not for a training; a whole model saved in place of adapters."""
     source = PLAIN.replace('"llama")', '"llama", dtype=torch.float32)')
-    facts = {**placed(source), "arguments": {}}
-    (lora,) = methods({**KNOWN, **facts}, "lora")
-    patch(pasted(SetupCandidate(4, 1, (lora,)), facts).diff)
+    own = placed(source)
+    (lora,) = methods(own, "lora")
+    patch(pasted(SetupCandidate(4, 1, (lora,)), own).diff)
     command = [sys.executable, "train.py", *OWN, "--use_cpu", "--max_steps", "2", "--save_strategy", "no"]
     ran = subprocess.run(
         [*command, "--activation_checkpointing", "True"], env={**os.environ, "PYTHONPATH": str(ROOT)},

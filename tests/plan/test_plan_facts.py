@@ -34,7 +34,9 @@ from transformers.models.udop.modeling_udop import UdopPreTrainedModel
 from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.choices import _precisions, of_batch, refused
-from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, fp16_overflow, plan_facts
+from hf_memkit.prediction.child.at_train import fp16_overflow
+from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, plan_facts
+from tests.plan.made_trainings import MADE, changed
 
 SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -83,7 +85,7 @@ def test_what_overflows_in_fp16_is_cautioned(tmp_path: Path) -> None:
     for make, overflows in ((t5, True), (llama, False)):
         trainer = Trainer(make(), arguments)
         arguments.fp16 = False
-        assert fp16_overflow(trainer) == "" == plan_facts(trainer)["fp16_overflow"]
+        assert fp16_overflow(trainer) == ""
         arguments.fp16 = True
         assert bool(fp16_overflow(trainer)) is overflows
         arguments.fp16 = False
@@ -128,18 +130,18 @@ def test_another_micro_batch_is_the_same_training_or_none(
         return facts, next(each["loss"] for each in trainer.state.log_history if "loss" in each)
 
     (facts, whole), (_, parts) = first_loss(8, 1), first_loss(2, 4)
-    group, said = of_batch(facts)
+    group, said = of_batch(facts.batch)
     if whole == pytest.approx(parts, rel=1e-3):
         assert group == "same result" and not said
     else:
         assert parts == pytest.approx(4 * whole, rel=0.05)
         assert group == "another method"
-        if facts["loss_func"]:
+        if facts.batch.loss_func:
             assert "compute_loss_func" in said and "accepts_loss_kwargs" not in said, "which would change nothing"
             return
         assert "set model.accepts_loss_kwargs = False" in said
         divided, same = first_loss(2, 4, divided=True)
-        assert same == pytest.approx(whole, rel=1e-3) and of_batch(divided)[0] != "another method"
+        assert same == pytest.approx(whole, rel=1e-3) and of_batch(divided.batch)[0] != "another method"
 
 
 @pytest.mark.slow
@@ -181,14 +183,14 @@ def test_what_no_module_shows_is_seen_too(tmp_path: Path) -> None:
         made = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, per_device_eval_batch_size=2, **arguments)
         return plan_facts(kind(model, made, train_dataset=rows, eval_dataset=evaluated and {"a": rows, "b": rows}))
 
-    assert of_batch(facts(experts()))[0] == of_batch(facts(opt(0.0)))[0] == "same result"
-    assert of_batch(facts(experts(output_router_logits=True)))[0] == "another method"
-    assert of_batch(facts(opt(0.1)))[0] == "nearly the same"
-    assert of_batch(facts(llama(), neftune_noise_alpha=5.0))[0] == "nearly the same"
+    assert of_batch(facts(experts()).batch)[0] == of_batch(facts(opt(0.0)).batch)[0] == "same result"
+    assert of_batch(facts(experts(output_router_logits=True)).batch)[0] == "another method"
+    assert of_batch(facts(opt(0.1)).batch)[0] == "nearly the same"
+    assert of_batch(facts(llama(), neftune_noise_alpha=5.0).batch)[0] == "nearly the same"
     plain, own = facts(llama()), facts(llama(), OwnOptimizer, True, learning_rate=1e-3)
-    assert (plain["own_optimizer"], own["own_optimizer"]) == (False, True)
-    assert own["evaluation_batches"] == 8 and "evaluation_batches" not in plain
-    assert own["schedule"] != plain["schedule"] == facts(llama(), per_device_train_batch_size=4)["schedule"]
+    assert (plain.own_optimizer, own.own_optimizer) == (False, True)
+    assert own.length.evaluation_batches == 8 and plain.length.evaluation_batches == 0
+    assert own.schedule != plain.schedule == facts(llama(), per_device_train_batch_size=4).schedule
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -198,7 +200,7 @@ def test_the_rows_of_an_epoch_are_those_that_are_trained_on(drops: bool, tmp_pat
     options = {"report_to": [], "use_cpu": True, "gradient_accumulation_steps": 2, "dataloader_drop_last": drops}
     trainer = Trainer(llama(), TrainingArguments(str(tmp_path), **options), train_dataset=rows)
     taken = sum(len(batch["input_ids"]) for batch in trainer.get_train_dataloader())
-    assert plan_facts(trainer)["rows_an_epoch"] == taken == (120 if drops else 125)
+    assert plan_facts(trainer).length.rows_an_epoch == taken == (120 if drops else 125)
 
 
 def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
@@ -213,11 +215,11 @@ def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
 
 def test_rules_judge_choices_together() -> None:
     """Would notice: a setup of two choices that go well alone, and whose script fails with both."""
-    facts: dict[str, Any] = {"arguments": {"optim": "adamw_torch"}}
+    own = MADE.arguments
     machine = described_machine("T4", None, "32GB", None)
     lomo, fp16 = {"arguments.optim": "lomo"}, {"arguments.fp16": True}
-    assert not refused(lomo, facts, machine, 1) and not refused(fp16, facts, machine, 1)
-    assert "lomo-with-fp16" in refused({**lomo, **fp16}, facts, machine, 1)
+    assert not refused(lomo, own, machine, 1) and not refused(fp16, own, machine, 1)
+    assert "lomo-with-fp16" in refused({**lomo, **fp16}, own, machine, 1)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +228,9 @@ def test_rules_judge_choices_together() -> None:
 )
 def test_no_fp16_is_proposed_where_it_cannot_train(dtypes: list[str], model_type: str, proposed: bool) -> None:
     """Would notice: advice that leads to gradients which no CUDA kernel unscales, or to losses that are NaN."""
-    facts: dict[str, Any] = {"arguments": {"bf16": True}, "trained_dtypes": dtypes, "model_type": model_type}
+    own = changed(MADE, arguments__bf16=True, model__trained_dtypes=dtypes, plan__model__model_type=model_type)
     left_out: dict[str, str] = {}
-    found = list(_precisions(facts, described_machine("T4", None, None, None), left_out))
+    found = list(_precisions(own, described_machine("T4", None, None, None), left_out))
     assert bool(found) is proposed and ("fp16" in left_out) is (model_type == "t5")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,9 @@ from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.planning import plan_script
 from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts
+from hf_memkit.prediction.traced_training import Padding, TracedTraining
 from hf_memkit.user_script import UserScript
+from tests.plan.made_trainings import changed
 
 pytest.importorskip("trl")
 
@@ -89,7 +90,7 @@ def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
 
     rows = datasets.Dataset.from_dict({"input_ids": [[2 + (n * at) % 40 for at in range(n)] for n in LENGTHS]})
 
-    def losses(**fields: Any) -> tuple[list[float], dict[str, Any]]:
+    def losses(**fields: Any) -> tuple[list[float], Padding]:
         set_seed(0)
         trainer = SFTTrainer(
             make(),
@@ -100,19 +101,19 @@ def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
             ),
             train_dataset=rows, processing_class=tokenizer(),
         )  # fmt: skip
-        facts = plan_facts(trainer)
+        facts = plan_facts(trainer).padding
         torch.manual_seed(0)
         trainer.train()
         return [each["loss"] for each in trainer.state.log_history if "loss" in each], facts
 
     (padded, facts), (free, of_free) = losses(), losses(padding_free=True, max_length=None)
-    assert of_free["padding_free"] and not facts["padding_free"]
-    if facts["counts_first_labels"]:
+    assert of_free.is_left_out and not facts.is_left_out
+    if facts.counts_first_labels:
         share = (sum(LENGTHS[:8]) - 8) / sum(LENGTHS[:8])
         assert padded[0] == pytest.approx(share * free[0], rel=0.02) and padded[0] < 0.99 * free[0]
     else:
         assert free == pytest.approx(padded, rel=1e-5)
-    assert facts["counts_first_labels"] == (make is gpt2)
+    assert facts.counts_first_labels == (make is gpt2)
 
 
 @dataclass
@@ -149,8 +150,8 @@ def test_the_same_tokens_in_less_memory_and_time(found: Found) -> None:
     """Would notice: a candidate whose rows are padded all the same, tokens that are counted with padding or twice, a
     setup that says nothing of its result, settings that cannot be pasted."""
     own, free = found.own, found.free
-    assert own.facts is not None and 0.3 < own.facts["padding"] < 0.6
-    assert free.facts is not None and free.facts["attention"] == "flash_attention_2" and free.facts["padding_free"]
+    assert 0.3 < own.facts.padding.share < 0.6
+    assert free.facts.model.attention == "flash_attention_2" and free.facts.padding.is_left_out
     mean = sum(32 + 97 * n % 900 for n in range(64)) / 64
     for each in (own, free):
         assert each.step_time is not None
@@ -193,9 +194,9 @@ def test_a_model_that_takes_no_option_is_no_setup(folder: Path) -> None:
     assert not any("padding-free" in each.candidate.name for each in plan.traced)
 
 
-def left_out(facts: Mapping[str, Any], **others: Any) -> tuple[list[Any], LeftOut]:
+def left_out(own: TracedTraining, **others: Any) -> tuple[list[Any], LeftOut]:
     why: LeftOut = {}
-    found = choices_for({**facts, **others}, L4, {}, gpus=1, left_out=why)["padding"]
+    found = choices_for(changed(own, **others), L4, {}, gpus=1, left_out=why)["padding"]
     return [each for each in found if each is not None], why
 
 
@@ -204,16 +205,16 @@ def left_out(facts: Mapping[str, Any], **others: Any) -> tuple[list[Any], LeftOu
 def test_where_it_is_not_proposed_a_line_says_why(found: Found) -> None:
     """Would notice: rows that max_length cuts and padding_free does not; a reason that is lost; a line where there is
     no padding to leave out."""
-    facts = found.own.facts
-    assert facts is not None
-    assert len(left_out(facts)[0]) == 1
-    arguments = {**facts["arguments"], "max_length": 512}
-    assert "max_length=512" in left_out(facts, arguments=arguments)[1]["padding-free"]
-    assert len(left_out(facts, arguments=arguments, cuts_rows=False)[0]) == 1, "what is prepared already is not cut"
-    assert left_out(facts, needs_padding="of old")[1]["padding-free"] == "of old"
-    assert left_out(facts, padding=0.01)[1]["padding-free"] == "1.0 % of a batch is padding"
-    for nothing in ({"padding": None}, {"padding": 0.0}, {"padding_free": True}):
-        choices, why = left_out(facts, **nothing)
+    own = found.own.training
+    assert own is not None
+    assert len(left_out(own)[0]) == 1
+    cut = changed(own, arguments__max_length=512)
+    assert "max_length=512" in left_out(cut)[1]["padding-free"]
+    assert len(left_out(cut, plan__padding__cuts_rows=False)[0]) == 1, "what is prepared already is not cut"
+    assert left_out(own, plan__padding__needed="of old")[1]["padding-free"] == "of old"
+    assert left_out(own, plan__padding__share=0.01)[1]["padding-free"] == "1.0 % of a batch is padding"
+    for nothing in ({"share": None}, {"share": 0.0}, {"is_left_out": True}):
+        choices, why = left_out(own, **{f"plan__padding__{name}": value for name, value in nothing.items()})
         assert not choices and "padding-free" not in why
     assert {"packing", "torch_compile", "half weights with stochastic rounding"} <= set(why)
 

@@ -21,6 +21,7 @@ from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.zero import presets
 from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA, setup
+from tests.plan.made_trainings import MADE, changed
 
 CHOICES = [*choices._CHECKPOINTING, EIGHT_BITS]
 
@@ -62,7 +63,7 @@ def test_what_predict_proposes_has_them_too() -> None:
     engine = Alternative("engine", "zero2", {"arguments.deepspeed": presets.load("zero2")}, engine="zero2")
     first = "export PYTORCH_ALLOC_CONF=expandable_segments:True; then memkit ds copy zero2; then "
     for parses, begin in ((True, "--per_device_train_batch_size 4 "), (False, "TrainingArguments( ..., per_device_")):
-        judged = setup(4, 2, 12, 1.0, ALLOCATOR, engine, facts={"parses_arguments": parses})
+        judged = setup(4, 2, 12, 1.0, ALLOCATOR, engine, training=changed(MADE, plan__parses_arguments=parses))
         assert NextSetup(judged).flags.startswith(first + begin)
 
 
@@ -119,7 +120,7 @@ def test_the_command_writes_the_json_that_was_judged(
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = presets.load(engine)
     if engine == choices.ON_DISK:
-        config = choices._on_disk({"trained_sizes": [5, largest], "frozen_sizes": []}, 1, "fast disk")
+        config = choices._on_disk(changed(MADE, plan__weights__trained=(5, largest)), 1, "fast disk")
         assert config["zero_optimization"]["offload_param"]["buffer_size"] >= largest
     found = pasted(
         SetupCandidate(8, 1, (Alternative("engine", engine, {"arguments.deepspeed": config}, engine=engine),))

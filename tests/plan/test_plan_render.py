@@ -16,6 +16,7 @@ from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.planning import _about_variant
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, PATCH, SDPA, plan, setup, usual
+from tests.plan.made_trainings import MADE, changed
 
 
 def shown(found: RenderableType, width: int = 80) -> list[str]:
@@ -155,7 +156,7 @@ def test_a_stopped_search_never_says_that_nothing_fits() -> None:
 
 def test_a_caution_stands_below_the_verdict() -> None:
     """Would notice: T5 in fp16 on the first line, and no word of its losses but at the very end."""
-    made = plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, facts={"fp16_overflow": "fp16: too large"}))
+    made = plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, training=changed(MADE, fp16_overflow="fp16: too large")))
     assert "fp16: too large." in list(wording.beside(made)) and "fp16: too large" in of(made, short=True)
 
 

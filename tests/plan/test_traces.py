@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.of_trace import lengths_of
 from hf_memkit.plan.planning import plan_script
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction import wire
+from hf_memkit.prediction.traced_training import Outcome, TracedTraining
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 from tests.fewer import first
@@ -56,17 +57,17 @@ def traces(*arguments: str) -> ScriptTraces:
     return ScriptTraces(UserScript.found("train.py", arguments), described_machine("T4", None, None, None), os.environ)
 
 
-def content(traced: TraceFile) -> dict[str, Any]:
-    assert traced.path is not None, traced.why
-    found: dict[str, Any] = json.loads(traced.path.read_text())
+def training(traced: TraceFile) -> TracedTraining:
+    found = traced.outcome().training
+    assert found is not None, traced
     return found
 
 
-def facts(found: dict[str, Any]) -> tuple[Any, ...]:
-    trace = Trace.from_json(found["trace"])
+def facts(found: TracedTraining) -> tuple[Any, ...]:
+    trace = found.trace
     assert trace.work is not None
     flops = sum(trace.work.operations[call].flops for call in trace.work.calls)
-    return trace.peaks_by_phase(), flops, found["about"]["micro_batch_size"], found["about"]["plan"]["steps"]
+    return trace.peaks_by_phase(), flops, found.arguments.per_device_train_batch_size, found.facts.length.steps
 
 
 def test_a_fork_is_the_script_with_these_flags_and_data_are_prepared_once(folder: Path) -> None:
@@ -76,13 +77,13 @@ def test_a_fork_is_the_script_with_these_flags_and_data_are_prepared_once(folder
         made.start()
         own, half, again = pool.map(made.of, [Overrides(), HALF, HALF])  # two of them at once
         assert (folder / "prepared").read_text() == "x"
-        found = facts(content(own)), facts(content(half))
+        found = facts(training(own)), facts(training(half))
         assert half == again and found[0][0] != found[1][0]
     assert not (folder / "out").exists(), "a folder that another fork made is not the user's"
     flags = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--activation_checkpointing")
     with traces(*OWN, *flags) as by_hand:
         by_hand.start()
-        assert facts(content(by_hand.of(Overrides()))) == found[1]
+        assert facts(training(by_hand.of(Overrides()))) == found[1]
 
 
 @pytest.mark.slow
@@ -91,10 +92,10 @@ def test_what_the_script_has_looked_at_is_given_from_its_first_line(folder: Path
     (folder / "looks").touch()
     with traces(*OWN) as made:
         made.start()
-        found = content(made.of(Overrides({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})))
-        assert found["about"]["micro_batch_size"] == 4 and (folder / "prepared").read_text() == "xx"
-        failed = content(made.of(Overrides({"per_device_train_batch_size": 5})))
-        assert "five is not liked" in failed["script_error"]["text"]
+        found = training(made.of(Overrides({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})))
+        assert found.arguments.per_device_train_batch_size == 4 and (folder / "prepared").read_text() == "xx"
+        failed = made.of(Overrides({"per_device_train_batch_size": 5})).outcome().failed
+        assert failed is not None and "five is not liked" in failed.text
 
 
 @pytest.mark.slow
@@ -104,9 +105,9 @@ def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
     (folder / "train.py").write_text(source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,"))
     with traces(*OWN) as made:
         made.start()
-        eager = content(made.of(Overrides({}, {"attn_implementation": "eager"})))
-        assert eager["about"]["plan"]["attention"] == "eager"
-        assert content(made.of(Overrides()))["about"]["plan"]["attention"] == "sdpa"
+        eager = training(made.of(Overrides({}, {"attn_implementation": "eager"})))
+        assert eager.facts.model.attention == "eager"
+        assert training(made.of(Overrides())).facts.model.attention == "sdpa"
 
 
 @pytest.mark.slow
@@ -124,13 +125,13 @@ def test_a_device_map_is_seen_and_no_zero_3_is_proposed_beside_it(
         )
         with traces(*OWN) as started:
             started.start()
-            found = content(started.of(Overrides()))["about"]["plan"]
+            found = training(started.of(Overrides()))
         left_out: dict[str, str] = {}
         machine = described_machine("T4", None, None, None)
-        facts = {**found, "trained_dtypes": ["bfloat16"]}
-        engines = choices_for(facts, machine, {}, gpus=1, left_out=left_out)["engine"]
+        half = replace(found, model=replace(found.model, trained_dtypes=("bfloat16",)))
+        engines = choices_for(half, machine, {}, gpus=1, left_out=left_out)["engine"]
         names = {each.name for each in engines if each is not None}
-        assert found["device_map"] is bool(options) is ("zero3-offload" in left_out)
+        assert found.facts.model.device_map is bool(options) is ("zero3-offload" in left_out)
         assert names == ({"zero2-offload"} if options else {"zero2-offload", "zero3-offload"})
 
 
@@ -162,15 +163,15 @@ def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
     (folder / "train.py").write_text(TRLS_OWN)
     with traces(str(model)) as started:
         started.start()
-        found = content(started.of(Overrides()))["about"]["plan"]
+        found = training(started.of(Overrides()))
         left_out: dict[str, str] = {}
         machine = described_machine("L4", None, None, None)
         choices = choices_for(found, machine, {}, gpus=1, left_out=left_out)
-        assert not found["device_map"] and "DeepSpeed" not in left_out
+        assert not found.facts.model.device_map and "DeepSpeed" not in left_out
         for engine in choices["engine"][1:]:
             assert engine is not None
-            about = content(started.of(Overrides({"deepspeed": engine.settings["arguments.deepspeed"]})))["about"]
-            assert about["deepspeed"] and not about["plan"]["device_map"], engine.name
+            other = training(started.of(Overrides({"deepspeed": engine.settings["arguments.deepspeed"]})))
+            assert other.engine and not other.facts.model.device_map, engine.name
 
 
 @pytest.mark.exhaustive
@@ -181,7 +182,7 @@ def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) 
     plan = plan_script(
         UserScript.found("train.py", arguments), described_machine("T4", "567MiB", None, None), limit_s=8
     )
-    assert plan.own.facts is not None and plan.own.facts["steps"] == 3
+    assert plan.own.facts.length.steps == 3
     assert {each.candidate.micro_batch_size for each in plan.traced} <= {4, 8}
     others = {name: why for name, why in plan.left_out.items() if " × " in name}
     assert others and all("4 optimizer steps instead of 3" in why for why in others.values())
@@ -239,13 +240,13 @@ def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT.replace("* 30", "* 100"))
     script = UserScript.found("train.py", (*OWN, "--gradient_accumulation_steps", "2"))
     found = plan_script(script, described_machine("T4", None, None, None), gpus=2, limit_s=1)
-    own = found.own.facts
-    assert own is not None and own["rows_an_epoch"] == 112
+    own = found.own.facts.length
+    assert own.rows_an_epoch == 112
     large = [each.candidate for each in found.traced if each.candidate.micro_batch_size == 16]
     assert large and all("128 rows an epoch instead of 112" in each.result for each in large)
     assert {each.group for each in large} == {"nearly the same"}
-    short = {**own, "steps": own["steps_an_epoch"] - 1}
-    assert lengths_of(short) == lengths_of({**short, "rows_an_epoch": 128}), "no epoch ends"
+    short = replace(own, steps=own.steps_an_epoch - 1)
+    assert lengths_of(short) == lengths_of(replace(short, rows_an_epoch=128)), "no epoch ends"
 
 
 def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:
@@ -262,28 +263,29 @@ def nothing_is_left(folder: Path) -> Iterator[None]:
     assert {each.name for each in folder.iterdir()} <= {"train.py", "prepared", "looks"}
 
 
-def test_traces_are_kept_by_content(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_traces_are_kept_by_training(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Would notice: the trace of another training taken for this one's, or one that is made again for nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
     kept = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
-    said: list[list[str]] = []
+    said: list[tuple[str, ...]] = []
 
-    def notes() -> list[str]:
+    def notes() -> tuple[str, ...]:
         machine = described_machine("T4", None, None, None)
         with ScriptTraces(UserScript.found("train.py", OWN), machine, os.environ, keeps=True) as made:
             made.start()
             made.of(Overrides())
-            found: list[str] = content(made.of(HALF))["about"]["notes"]
-            return found
+            return training(made.of(HALF)).notes
 
     said.append(notes())
     (file,) = kept.glob("*.json")
-    marked = json.loads(file.read_text())
-    marked["about"]["notes"] = ["from before"]
-    file.write_text(json.dumps(marked))
+    marked = wire.read(Outcome, file.read_text()).training
+    assert marked is not None
+    file.write_text(wire.written(Outcome(replace(marked, notes=("from before",)))))
     said.append(notes())
+    file.write_text('{"trace": {}, "about": {}}')  # of another form
+    assert "30 rows" in notes()[0]
     source = (folder / "train.py").read_text()
     (folder / "train.py").write_text(source.replace("] * 30", "] * 31"))  # the same largest batch, other rows
     said.append(notes())
-    assert said[1] == ["from before"] and "30 rows" in said[0][0] and "31 rows" in said[2][0]
+    assert said[1] == ("from before",) and "30 rows" in said[0][0] and "31 rows" in said[2][0]
     assert len(list(kept.glob("*.json"))) == 2

@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from hf_memkit.errors import TraceFailed
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child import serve
 from hf_memkit.prediction.setup_training import SetupTraining, as_script, trace_of
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, of_architecture
 from tests.predict.fake_and_real_tracker import both_trackers
 
@@ -66,9 +68,9 @@ def traced(asked: SetupTraining, folder: Path) -> dict[str, Any]:
     with as_script(asked) as script:
         request = ScriptRequest(script, str(Path.cwd()), dict(os.environ), device="cpu")
         why = serve._forked(functools.partial(_run, request, result), _LIMIT_S)
-    trace = trace_of(json.loads(result.read_text()) if result.exists() else None, why)
+    trace = trace_of(wire.read(Outcome, result.read_text()) if result.exists() else Outcome(died=why))
     peak = trace.peak()
-    content = json.dumps(trace.to_json(), sort_keys=True)
+    content = wire.written(trace, sort_keys=True)
     return {
         **_named(peaks(_changes(trace))),
         "operation": peak.operation,

@@ -66,7 +66,7 @@ def main() -> None:
                 ):
                     ended = serve._forked(partial(traced, script, device, result, share, fast=fast), 300)
                     assert ended is None, ended
-                    traces.append(json.loads(result.read_text())["trace"])
+                    traces.append(json.loads(result.read_text())["training"]["trace"])
                     share.seek(0)
                     shares.append(float(share.read()))
             found.append([*traces, shares[0]])

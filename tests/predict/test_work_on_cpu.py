@@ -30,7 +30,7 @@ def work(worker: Worker, **settings: object) -> Work:
         **settings,
     }.items():  # fmt: skip
         setup = setup.put(key, value, "compared")
-    trace = traced(worker, SetupTraining(without_saving(setup), LENGTH), device="cpu", work=True)
+    trace = traced(worker, SetupTraining(without_saving(setup), LENGTH), device="cpu", for_plan=True)
     assert trace.work is not None
     return trace.work
 

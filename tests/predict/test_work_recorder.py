@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from hf_memkit.models import describe
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child import libraries
 from hf_memkit.prediction.child.work_recorder import NOT_TOLD
 from hf_memkit.prediction.setup_training import SetupTraining
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.tracing
 
 
 def recorded(worker: Worker, setup: Setup, **options: object) -> Work:
-    found = traced(worker, SetupTraining(without_saving(setup), LENGTH), work=True, **options).work
+    found = traced(worker, SetupTraining(without_saving(setup), LENGTH), for_plan=True, **options).work
     assert found is not None
     return found
 
@@ -65,7 +66,8 @@ def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker)
     """Defect: an encoder, a convolution or experts whose products have no FLOPs, or others than on a CPU."""
     found = next(each for each in (*ARCHITECTURES, *MIXTURES) if each.name == name)
     fake, real = (
-        traced(worker, of_architecture(found, "plain"), device=each, work=True).work for each in ("cpu", "real cpu")
+        traced(worker, of_architecture(found, "plain"), device=each, for_plan=True).work
+        for each in ("cpu", "real cpu")
     )
     assert fake is not None and real is not None
     assert [flops(fake, span) for span in fake.steps()] == [flops(real, span) for span in real.steps()]
@@ -75,11 +77,10 @@ def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker)
 
 def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: marks that are told for storages alone."""
-    trace = traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH), work=True)
+    trace = traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH), for_plan=True)
     assert trace.work is not None
     assert [phase for _, phase in trace.work.marks] == [phase for _, phase in trace.marks]
-    again = Trace.from_json(trace.to_json())
-    assert again.work == trace.work
+    assert wire.read(Trace, wire.written(trace)) == trace
 
 
 def test_nothing_is_recorded_unless_it_is_asked_for(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
@@ -160,7 +161,7 @@ def test_trls_head_has_rows(worker: Worker) -> None:
     """Defect: the kernels of TRL's fused head, which are replaced with nothing, cost nothing."""
     pytest.importorskip("trl")
     found = next(each for each in ARCHITECTURES if each.name == "llama")
-    work = traced(worker, of_architecture(found, "sft"), work=True).work
+    work = traced(worker, of_architecture(found, "sft"), for_plan=True).work
     assert work is not None
     rows = {each.name: each.moved_bytes for each in work.operations if each.name.startswith("triton.")}
     assert rows.keys() == {"triton._forward_kernel", "triton._backward_kernel"} and all(rows.values())

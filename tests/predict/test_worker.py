@@ -13,6 +13,7 @@ import pytest
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace, rounded
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker, close_idle, lent_worker
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.user_script import UserScript
@@ -132,7 +133,7 @@ print(json.dumps({"ready": True, "shim": None}), flush=True)
 for line in sys.stdin:
     with open(json.loads(line)["result"], "w") as file:
         file.write('{"trace": {"events": [1, 2')
-    print(json.dumps({"status": "died", "why": "SIGKILL"}), flush=True)
+    print(json.dumps({"why": "SIGKILL"}), flush=True)
 """
 
 
@@ -145,7 +146,7 @@ def test_what_a_process_wrote_before_it_died_is_no_result(monkeypatch: pytest.Mo
         with pytest.raises(TraceFailed, match="SIGKILL") as caught:
             traced(worker, training())
         assert caught.value.kind == "SIGKILL"
-        assert worker.run(ScriptRequest(UserScript("train.py"), ".", {})) == (None, "SIGKILL")
+        assert worker.run(ScriptRequest(UserScript("train.py"), ".", {})) == Outcome(died="SIGKILL")
     finally:
         worker.close()
 
@@ -175,8 +176,8 @@ import json, os, sys
 print(json.dumps({"ready": True, "shim": None}), flush=True)
 for line in sys.stdin:
     with open(json.loads(line)["result"], "w") as file:
-        file.write(json.dumps({"pid": os.getpid()}))
-    print(json.dumps({"status": "done", "why": None}), flush=True)
+        file.write(json.dumps({"died": str(os.getpid())}))
+    print(json.dumps({"why": None}), flush=True)
 """
 
 
@@ -187,9 +188,7 @@ def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch)
     request = ScriptRequest(UserScript("train.py"), ".", {})
 
     def served(worker: Worker) -> int:
-        content, _ = worker.run(request)
-        assert content is not None
-        return int(content["pid"])
+        return int(worker.run(request).died or 0)
 
     with lent_worker(None) as one, lent_worker(None) as other:
         first, second = served(one), served(other)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 
-Predict = Callable[..., dict[str, Any]]
+Predict = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
@@ -43,13 +44,9 @@ def prepared(folder: Path, python: str, *options: str) -> Path:
 def predict(worker: Worker, tmp_path: Path) -> Predict:
     """Writes a script into the test's folder and runs it up to its training; what came of it."""
 
-    def run(code: str, *arguments: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+    def run(code: str, *arguments: str, environment: dict[str, str] | None = None, **options: Any) -> Outcome:
         (tmp_path / "train.py").write_text(code)
         script = UserScript(str(tmp_path / "train.py"), False, arguments)
-        content, why = worker.run(
-            ScriptRequest(script, str(tmp_path), {**os.environ, **(environment or {})}, **options)
-        )
-        assert content is not None, why
-        return dict(content)
+        return worker.run(ScriptRequest(script, str(tmp_path), {**os.environ, **(environment or {})}, **options))
 
     return run

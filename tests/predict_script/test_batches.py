@@ -24,7 +24,6 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.batches import chosen_batches, longest_row
 from hf_memkit.prediction.child.row_sizes import row_sizes
-from hf_memkit.prediction.trace import Trace
 from tests.fewer import first
 from tests.predict.fake_and_real import _changes, peaks
 from tests.predict_script.conftest import Predict
@@ -457,10 +456,8 @@ def test_most_tokens_and_largest_images_are_both_traced(predict: Predict) -> Non
     highest = {}
     for rows in ("text", "image", "both"):
         content = predict(LONG_TEXT_AND_LARGE_IMAGE, rows, device="cpu")
-        about = content["about"]
-        assert [kind for kind, _, _ in about["steps"]].count("worst") >= 2
-        parts = Trace.from_json(content["trace"]).of_steps(about["steps"], about["steps_end"])
-        highest[rows] = peaks(_changes(parts["worst"]))[1]["backward"]
+        assert [step.kind for step in content.training.steps].count("worst") >= 2
+        highest[rows] = peaks(_changes(content.training.of_steps()["worst"]))[1]["backward"]
     assert highest["both"] >= highest["text"] > 1.5 * highest["image"]
 
 

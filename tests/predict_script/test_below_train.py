@@ -9,14 +9,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub.constants
 import pytest
 
 from hf_memkit import predict_script
 from hf_memkit.prediction.child import leaves_nothing
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
 
@@ -53,11 +52,11 @@ def left(folder: Path) -> dict[str, str]:
     return {name: path.read_text() for name, path in found.items() if name != "train.py"}
 
 
-def of(predict: Predict, code: str) -> tuple[dict[str, Any], str]:
+def of(predict: Predict, code: str) -> tuple[Outcome, str]:
     """What came of a script with this below the Trainer, and its notes."""
     found = predict(HEAD + textwrap.dedent(code))
-    assert "trace" in found, found
-    return found, "\n".join(found["about"]["notes"])
+    assert found.training, found
+    return found, "\n".join(found.training.notes)
 
 
 def test_no_line_below_train_runs(predict: Predict, folder: Path) -> None:
@@ -77,7 +76,7 @@ def test_no_line_below_train_runs(predict: Predict, folder: Path) -> None:
     """
     found, _ = of(predict, code)
     assert left(folder) == before
-    assert {"load", "forward", "backward", "optimizer"} <= set(Trace.from_json(found["trace"]).peaks_by_phase())
+    assert {"load", "forward", "backward", "optimizer"} <= set(found.training.trace.peaks_by_phase())
 
 
 BELOW = """
@@ -151,8 +150,8 @@ def test_an_evaluation_decides_where_something_asks_for_it(
 def test_an_evaluation_of_data_that_the_trainer_does_not_have_is_said(predict: Predict) -> None:
     code = HEAD.replace(", eval_dataset=rows[:2]", "") + "trainer.train()\ntrainer.evaluate(rows)"
     found = predict(code)
-    assert f"not predicted: evaluate() (train.py, line {FIRST + 1})" in "\n".join(found["about"]["notes"])
-    assert "evaluate" not in Trace.from_json(found["trace"]).peaks_by_phase()
+    assert f"not predicted: evaluate() (train.py, line {FIRST + 1})" in "\n".join(found.training.notes)
+    assert "evaluate" not in found.training.trace.peaks_by_phase()
 
 
 def test_no_cache_is_where_the_script_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +187,7 @@ def test_what_stood_above_train_stays(predict: Predict, folder: Path) -> None:
             trainer.train()
         """,
     )
-    assert "evaluate" in Trace.from_json(found["trace"]).peaks_by_phase()
+    assert "evaluate" in found.training.trace.peaks_by_phase()
     assert left(folder) == before and not (folder / "new.txt").exists()
 
 
@@ -232,7 +231,7 @@ def test_a_checkpoint_is_read_as_a_training_that_is_resumed_reads_it(predict: Pr
     ran = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     real = json.loads(ran.stdout.splitlines()[-1])
     found = predict(RESUMED, device="cpu", worst_batch=False)
-    peaks = Trace.from_json(found["trace"]).peaks_by_phase()
+    peaks = found.training.trace.peaks_by_phase()
     assert peaks["resume"] == pytest.approx(real["load"], rel=0.005)  # all before the first step
     for phase in ("forward", "backward"):
         assert peaks[phase] == pytest.approx(real[phase], rel=0.005), phase

@@ -255,9 +255,9 @@ def test_the_other_environment_s_trace_is_its_real_training(other: Path, tmp_pat
         for device in ("real cpu", "cpu"):
             script = UserScript(str(tmp_path / "train.py"), arguments=("--cpu",))
             request = ScriptRequest(script, str(tmp_path), dict(os.environ), device=device, worst_batch=False)
-            content, why = worker.run(request)
-            assert content is not None and "trace" in content, (content, why)
-            found[device] = peaks(_changes(Trace.from_json(content["trace"])))[1]
+            ran = worker.run(request)
+            assert ran.training, ran
+            found[device] = peaks(_changes(ran.training.trace))[1]
     finally:
         worker.close()
     for phase in ("forward", "backward", "optimizer"):

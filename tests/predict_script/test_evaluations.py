@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
 
@@ -145,9 +145,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     return dict(json.loads(ran.stdout.splitlines()[-1]))
 
 
-def peaks(found: dict[str, Any]) -> dict[str, int]:
-    assert "trace" in found, found
-    return dict(Trace.from_json(found["trace"]).peaks_by_phase())
+def peaks(found: Outcome) -> dict[str, int]:
+    assert found.training, found
+    return dict(found.training.trace.peaks_by_phase())
 
 
 def test_what_the_script_makes_of_logits_is_what_is_kept(predict: Predict) -> None:
@@ -181,8 +181,8 @@ def test_predictions_that_are_moved_take_ram(predict: Predict) -> None:
     """Would notice: RAM for the batches that were traced alone, or predictions that are joined in real memory."""
     batches, found = ROWS // 2, {}
     for name in ("argmax", "logits", "moved"):
-        about = predict(f"{ON_GPU}\nmade({name!r}).train()")["about"]
-        found[name] = about["host"]["tensors"]["evaluate"]
+        training = predict(f"{ON_GPU}\nmade({name!r}).train()").training
+        found[name] = training.host.tensor_bytes["evaluate"]
     assert found["logits"] - found["argmax"] == pytest.approx(batches * LOGITS, rel=0.05)
     # all so far, and all that are joined (numpy: one array at a time)
     assert found["moved"] - found["argmax"] == pytest.approx(2 * batches * LOGITS, rel=0.05)
@@ -222,7 +222,7 @@ def test_an_evaluation_above_the_training_or_below_is_that_of_the_arguments(
     expected = peaks(asked)["evaluate"]
     for found in (above, below):
         assert peaks(found)["evaluate"] == pytest.approx(expected, rel=0.002)
-        assert any(note.startswith("for compute_metrics") for note in found["about"]["notes"])
+        assert any(note.startswith("for compute_metrics") for note in found.training.notes)
 
 
 @pytest.mark.slow
@@ -307,13 +307,13 @@ assert evaluated(trainer.model) != evaluated(trainer.model)
 trainer.train()
 """
     found = predict(code, environment=library)
-    assert "about" in found, found
+    assert found.training, found
     logits = 256 * 16 * 1000 * 4
-    weights = 4 * found["about"]["parameters"]
+    weights = 4 * found.training.model.parameters
     # GPT-2's logits, and layers' parts beside them; the optimizer's states in the second.
     assert logits + weights < peaks(found)["evaluate"] < 1.5 * logits + 10 * weights + 2**24
     assert peaks(found)["load"] < logits
-    notes = " ".join(found["about"]["notes"])
+    notes = " ".join(found.training.notes)
     assert "Similarity" in notes and "evaluated" in notes and "longest" not in notes
     assert not (tmp_path / "score.txt").exists()
 
@@ -338,8 +338,8 @@ trainer.__class__ = Long
 trainer.train()
 """
     found = predict(code, environment=library)
-    assert "trace" in found, found
-    assert any("evaluated_often" in note and "first" in note for note in found["about"]["notes"])
+    assert found.training, found
+    assert any("evaluated_often" in note and "first" in note for note in found.training.notes)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +358,11 @@ def test_who_reads_values_is_stopped_all_the_same(
 ) -> None:
     code = f"{EVALUATOR}{lines}\ntrainer.train()"
     found = predict(code, environment=library)
-    assert fix in found["error"]["message"], found
+    assert fix in found.failed.message, found
     last = code.splitlines().index(lines.splitlines()[min(1, lines.count("\n"))])
-    assert found["error"]["place"] == f"train.py, line {last + 1}"
+    assert found.failed.place == f"train.py, line {last + 1}"
 
 
 def test_a_library_s_mistake_is_shown(predict: Predict, library: dict[str, str]) -> None:
     found = predict(f"{EVALUATOR}Similarity()\ntrainer.train()", environment=library)
-    assert found["script_error"]["type"] == "TypeError"
+    assert found.failed.type == "TypeError"

@@ -8,12 +8,12 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome, Untrained
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 
@@ -38,7 +38,7 @@ def train(model, collator=rows, **options):
     Trainer(model, arguments, train_dataset=[{"x": 1}] * 8, data_collator=collator).train()
 """
 
-Run = Callable[..., dict[str, Any]]
+Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +52,25 @@ def worker() -> Iterator[Worker]:
 def run(worker: Worker, tmp_path: Path) -> Run:
     """What came of a script, on an A100 unless another capability is given."""
 
-    def ran(text: str, capability: tuple[int, int] = (8, 0)) -> dict[str, Any]:
+    def ran(text: str, capability: tuple[int, int] = (8, 0)) -> Outcome:
         file = tmp_path / "script.py"
         file.write_text(MODEL + textwrap.dedent(text))
         request = ScriptRequest(
             UserScript(str(file)), str(tmp_path), {**os.environ, "HF_HUB_OFFLINE": "1"}, capability=capability,
             worst_batch=False,
         )  # fmt: skip
-        content, why = worker.run(request)
-        assert content is not None, f"the script's process ended: {why}"
-        return dict(content)
+        return worker.run(request)
 
     return ran
 
 
-def peak(content: dict[str, Any]) -> int:
-    assert "trace" in content, content
-    return sum(Trace.from_json(content["trace"]).peak().categories.values())
+def peak(content: Outcome) -> int:
+    assert content.training, content
+    return sum(content.training.trace.peak().categories.values())
 
 
-def ended_well(content: dict[str, Any]) -> None:
-    assert content == {"never_trained": True, "exit": None}, content
+def ended_well(content: Outcome) -> None:
+    assert content == Outcome(untrained=Untrained(None)), content
 
 
 @pytest.mark.slow
@@ -82,7 +80,7 @@ def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
     found = [run(text.format(name)) for name in ("sdpa", "flash_attention_2")]
     torchs, packages = map(peak, found)
     assert packages == pytest.approx(torchs, rel=0.02)
-    said = [any("not installed here" in note for note in each["about"]["notes"]) for each in found]
+    said = [any("not installed here" in note for note in each.training.notes) for each in found]
     assert said == [False, importlib.util.find_spec("flash_attn") is None]
 
 
@@ -98,7 +96,7 @@ def test_padding_is_taken_out_for_flash_attention(run: Run) -> None:
     """
     kinds = []
     for length in (32, 120):
-        trace = Trace.from_json(run(text.format(length))["trace"])
+        trace = run(text.format(length)).training.trace
         made = {
             size
             for size, operation in zip(trace.sizes_bytes, trace.operation_of, strict=True)
@@ -128,13 +126,13 @@ def test_sequences_in_one_row_train_with_flash_attention(run: Run) -> None:
     ).train()
     """)
     assert peak(content) > 0
-    assert any("_flash_attention_backward" in name for name in content["trace"]["operations"])
+    assert any("_flash_attention_backward" in name for name in content.training.trace.operations)
 
 
 def test_flash_attention_is_refused_on_a_gpu_that_it_has_no_kernels_for(run: Run) -> None:
     """A T4 would be predicted to train with what its owner cannot run."""
     content = run("train(model(attn_implementation='flash_attention_2'))", (7, 5))
-    assert "FlashAttention only supports Ampere GPUs or newer" in content["script_error"]["text"]
+    assert "FlashAttention only supports Ampere GPUs or newer" in content.failed.text
 
 
 @pytest.mark.slow
@@ -192,8 +190,8 @@ def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
     assert torch.cuda.get_per_process_memory_fraction() == 0.25
     train(model())
     """)
-    assert found["about"]["memory_fraction"] == 0.25
-    assert run("train(model())")["about"]["memory_fraction"] is None
+    assert found.training.memory_fraction == 0.25
+    assert run("train(model())").training.memory_fraction is None
 
 
 def test_what_is_loaded_to_the_gpu_is_there(run: Run) -> None:
@@ -225,8 +223,8 @@ def test_what_is_loaded_to_the_gpu_is_there(run: Run) -> None:
 
 def test_a_compiled_model_is_refused(run: Run) -> None:
     """Would notice: what it keeps when it runs eager, told as what it keeps when it is compiled."""
-    error = run("train(torch.compile(model()))")["error"]
-    assert "torch.compile(LlamaForCausalLM)" in error["message"] and error["place"].startswith("script.py, line")
+    error = run("train(torch.compile(model()))").failed
+    assert "torch.compile(LlamaForCausalLM)" in error.message and error.place.startswith("script.py, line")
 
 
 @pytest.mark.slow
@@ -246,7 +244,7 @@ def test_a_model_is_used_in_inference_mode(run: Run) -> None:
     arguments = TrainingArguments("out", per_device_train_batch_size=4, report_to="none", eval_strategy="epoch")
     Own(made, arguments, train_dataset=[{"x": 1}] * 8, eval_dataset=[{"x": 1}] * 8, data_collator=rows).train()
     """)
-    assert peak(content) > 0 and "evaluate" in {phase for _, phase in content["trace"]["marks"]}
+    assert peak(content) > 0 and "evaluate" in {phase for _, phase in content.training.trace.marks}
 
 
 def test_models_are_changed_before_they_train(run: Run) -> None:
@@ -300,9 +298,9 @@ def test_a_model_in_four_bits_is_stored_in_four_bits(run: Run, tmp_path: Path) -
     packed = linear // 2 + 4 * linear // 64 + 14 * 4 * 16  # codes, scales of blocks of 64, one table a layer
     upcast = 4 * (2 * 64 * 64 + 5 * 64)  # embedding, head and norms
     adapters = 4 * 2 * (2 * 4 * 64)
-    trace = Trace.from_json(found["trace"])
+    trace = found.training.trace
     (loaded, _), *_ = trace.marks
     held = sum(trace.sizes_bytes[abs(event) - 1] * (1 if event > 0 else -1) for event in trace.events[:loaded])
     rotary = 8 * 4
     assert held == pytest.approx(packed + upcast + adapters + rotary, abs=16)  # and a number or two
-    assert found["about"]["parameters"] == linear + 2 * 64 * 64 + 5 * 64 + 2 * (2 * 4 * 64)
+    assert found.training.model.parameters == linear + 2 * 64 * 64 + 5 * 64 + 2 * (2 * 4 * 64)

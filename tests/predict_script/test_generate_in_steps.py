@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.prediction.trace import Trace
 from tests.predict_script.conftest import Predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -81,8 +80,8 @@ def test_what_generating_holds_is_what_a_real_loop_holds(predict: Predict, kind:
     peaks: dict[Any, int] = {}
     for device in ("real cpu", "cpu"):
         content = predict(SCRIPT, kind, options, device=device, worst_batch=False)
-        assert "trace" in content, content
-        peaks[device] = Trace.from_json(content["trace"]).peaks_by_phase()["generate"]
+        assert content.training, content
+        peaks[device] = content.training.trace.peaks_by_phase()["generate"]
     assert peaks["real cpu"] <= peaks["cpu"] <= 1.1 * peaks["real cpu"]
     content = predict(SCRIPT, kind, options, worst_batch=False)
-    assert "trace" in content, content
+    assert content.training, content

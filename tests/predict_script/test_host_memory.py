@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_memkit import predict_script
-from hf_memkit.prediction.child.host_memory import HostMemory
+from hf_memkit.prediction.child.host_memory import HostWatch
 from hf_memkit.units import GIB, MIB
 from tests.predict_script.conftest import Predict
 
@@ -86,7 +86,7 @@ def test_tensors_on_the_host_are_what_a_process_takes(predict: Predict, tmp_path
     predicted: dict[str, Any] = {}
     for name in ("bfloat16", "float32"):
         found = predict(f"{LOAD}\nmodel = load(torch.{name})\n{TRAIN}")
-        predicted[name] = found["about"]["host"]["tensors"]
+        predicted[name] = found.training.host.tensor_bytes
     assert predicted["bfloat16"]["load"] < 0.1 * model
     assert predicted["float32"]["load"] == pytest.approx(measured["load float32"], rel=0.07)
 
@@ -107,7 +107,7 @@ def test_ranks_load_one_each_and_ram_that_is_given_is_judged(
 
 def test_a_file_is_unmapped_when_its_last_tensor_is_gone() -> None:
     """Would notice: copies in a file that are counted for ever, or twice."""
-    host = HostMemory()
+    host = HostWatch()
     with host.loading(torch.float32):
         tensors = [torch.empty(1000), torch.empty(500)]
         for each in tensors:

@@ -21,8 +21,8 @@ import pytest
 from hf_memkit.hardware import described_machine
 from hf_memkit.prediction import from_script
 from hf_memkit.prediction.split_states import bucket_bytes, one_rank
-from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.process_group import single_process_environment
@@ -83,24 +83,23 @@ def started(folder: Path, out: Path, name: str, *, on_cpu: bool) -> tuple[UserSc
     return script, environment
 
 
-def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> dict[str, Any]:
+def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> Outcome:
     """What came of a job, with more variables in its environment; for a GPU without the arguments that keep it on the
     CPU."""
     script, environment = started(folder, out, name, on_cpu=device != "cuda")
     request = ScriptRequest(script, str(out), {**environment, **more}, device=device, worst_batch=device == "cuda")
-    content, why = worker.run(request)
-    assert content is not None, f"{name} on {device}: its process ended: {why}"
-    assert "trace" in content, f"{name} on {device}: {content}"
-    return dict(content)
+    found = worker.run(request)
+    assert found.training, f"{name} on {device}: {found}"
+    return found
 
 
-def by_phase(content: dict[str, Any]) -> dict[str, int]:
-    return peaks(_changes(Trace.from_json(content["trace"])))[1]
+def by_phase(content: Outcome) -> dict[str, int]:
+    return peaks(_changes(content.training.trace))[1]
 
 
-def stored_bytes(content: dict[str, Any]) -> list[int]:
+def stored_bytes(content: Outcome) -> list[int]:
     """Sizes of the weights that are there when the training starts, with their scales."""
-    trace = Trace.from_json(content["trace"])
+    trace = content.training.trace
     return sorted(alive(trace, "weights", next(end for end, phase in trace.marks if phase == "load")))
 
 
@@ -118,7 +117,7 @@ def check_job(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
         assert stored_bytes(traced) == stored_bytes(trained)
     assert LIVES.get(name, set()) <= predicted.keys()
     if name.startswith("lora_merge"):
-        assert any("merge_and_unload() (lora_merge.py, line 5" in note for note in traced["about"]["notes"])
+        assert any("merge_and_unload() (lora_merge.py, line 5" in note for note in traced.training.notes)
     for phase, measured in real.items():
         if phase == "load" or not measured:
             continue  # the real one is recorded from train() on
@@ -133,7 +132,7 @@ def check_job(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
             ran(worker, folder, tmp_path, name, "cuda")
         return
     content = ran(worker, folder, tmp_path, name, "cuda")
-    assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0
+    assert by_phase(content)["backward"] > 0 and content.training.model.parameters > 0
 
 
 @pytest.mark.exhaustive
@@ -169,9 +168,9 @@ def test_what_an_engine_holds_is_what_the_live_engine_holds(
     alone = single_process_environment()
     real = by_phase(ran(worker, folder, tmp_path, name, "real cpu", **alone, DS_ACCELERATOR="cpu"))
     content = ran(worker, folder, tmp_path, name, "cpu")
-    training = from_script._setup(content["about"], described_machine("T4", None, None, None), 1, 1, {})
-    ledger = from_script._engine_ledger(content["about"]["deepspeed"], training.sized_job)
-    joined = one_rank(Trace.from_json(content["trace"]), ledger, bucket_bytes(training))
+    training = from_script._setup(content.training, described_machine("T4", None, None, None), 1, 1, {})
+    ledger = from_script._engine_ledger(content.training.engine, training.sized_job)
+    joined = one_rank(content.training.trace, ledger, bucket_bytes(training))
     predicted = peaks(_changes(joined))[1]
     # The engine steps inside `backward`, so that Trainer's events know no phase of its own for it.
     for phase in ("forward", "backward"):
@@ -182,4 +181,4 @@ def test_what_an_engine_holds_is_what_the_live_engine_holds(
 def test_scripts_with_deepspeed_are_traced_without_it(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
     """Would notice: a process group, an operator or `zero.Init` that a prediction asks for."""
     content = ran(worker, folder, tmp_path, name, "cuda")
-    assert content["about"]["deepspeed"]["config"]["train_micro_batch_size_per_gpu"] == 2
+    assert content.training.engine.config["train_micro_batch_size_per_gpu"] == 2

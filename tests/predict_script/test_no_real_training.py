@@ -123,15 +123,15 @@ def test_every_way_to_start_one_ends_the_prediction(predict: Predict, tmp_path: 
     (tmp_path / "elsewhere.py").write_text(f"import torch\nopen('{tmp_path}/trained', 'w')\n")
     path = f"{launcher.parent}:{os.environ['PATH']}"
     found = predict(STARTS[way] + "\n" + TINY + "trainer(tiny()).train()", environment={"PATH": path})
-    assert "trace" not in found and not (tmp_path / "trained").exists()
-    assert found["error"]["place"].startswith("train.py, line ") or way == "thread"
-    assert "elsewhere" in found["error"]["message"] or way == "thread"
+    assert not found.training and not (tmp_path / "trained").exists()
+    assert found.failed.place.startswith("train.py, line ") or way == "thread"
+    assert "elsewhere" in found.failed.message or way == "thread"
 
 
 def test_train_in_a_process_that_the_script_forks(predict: Predict) -> None:
     code = "import multiprocessing\np = multiprocessing.Process(target=trainer(tiny()).train); p.start(); p.join()\n"
     found = predict(TINY + code)
-    assert found["error"]["type"] == "StartedTraining"
+    assert found.failed.type == "StartedTraining"
 
 
 def test_other_programs_and_workers_run(predict: Predict, tmp_path: Path) -> None:
@@ -147,5 +147,5 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
     assert pool.map(abs, [-1]) == [1]
 """
     found = predict(TINY + code + "trainer(tiny()).train()")
-    assert "trace" in found, found
+    assert found.training, found
     assert (tmp_path / "prepared").exists()

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from benchmarks import published_models
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.traced_training import Outcome, Untrained
 from hf_memkit.units import GIB, format_size
 from tests.predict.test_child_libraries import alive, most
 from tests.predict_script.conftest import Predict
@@ -97,7 +97,7 @@ def test_what_is_not_modelled_is_refused_in_a_line(
     for method, values in STORED.items():
         model(method, quantization_config={"quant_method": method, **values})
     found = predict(TRAIN + REFUSED, *STORED, capability=(9, 0))
-    assert found == {"never_trained": True, "exit": None}, found
+    assert found == Outcome(untrained=Untrained(None)), found
     said = json.loads((tmp_path / "said.json").read_text())
     assert set(STORED) < set(said)
     for name, line in said.items():
@@ -106,7 +106,7 @@ def test_what_is_not_modelled_is_refused_in_a_line(
         assert "BitsAndBytesConfig" in line and "\n" not in line
     (tmp_path / "said.json").unlink()
     found = predict(TRAIN + "load('gptq')")
-    assert found["error"]["type"] == "Unmodelled" and "train.py, line" in found["error"]["place"], found
+    assert found.failed.type == "Unmodelled" and "train.py, line" in found.failed.place, found
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_what_is_dequantised_when_it_is_loaded_is_no_quantised_model(
         "'mxfp4', quantization_config=Mxfp4Config(dequantize=True)": (9, 0),
     }
     found = [predict(TRAIN + text.format(each), capability=capability) for each, capability in loads.items()]
-    peaks = [Trace.from_json(each["trace"]).peak().categories for each in found]
+    peaks = [each.training.trace.peak().categories for each in found]
     assert peaks[0] == peaks[1] and peaks[2] == peaks[3] == peaks[4]
 
 
@@ -158,9 +158,9 @@ train(adapted, gradient_checkpointing=True)
 adapted.merge_and_unload()
 """
     )
-    assert "trace" in found, found
-    assert f"the 4-bit weights take {format_size(2 * LINEAR)} in bfloat16" in " ".join(found["about"]["notes"])
-    assert found["about"]["parameters"] == LINEAR + 2 * 64 * 64 + 5 * 64 + 2 * 2 * 8 * 64
+    assert found.training, found
+    assert f"the 4-bit weights take {format_size(2 * LINEAR)} in bfloat16" in " ".join(found.training.notes)
+    assert found.training.model.parameters == LINEAR + 2 * 64 * 64 + 5 * 64 + 2 * 2 * 8 * 64
 
 
 def test_layers_that_a_script_makes_itself_are_quantised(predict: Predict) -> None:
@@ -186,10 +186,10 @@ assert {each.device.type for each in (scales.absmax, scales.code, own.third.weig
 train(own)
 """
     )
-    assert "trace" in found, found
+    assert found.training, found
     codes, others = {128 * 256 // 2, 256 * 64}, 256 + 256 + 64  # weight and biases
-    assert codes < set(alive(Trace.from_json(found["trace"]), "weights"))
-    assert found["about"]["parameters"] == 128 * 256 + 256 * 64 + others
+    assert codes < set(alive(found.training.trace, "weights"))
+    assert found.training.model.parameters == 128 * 256 + 256 * 64 + others
 
 
 def test_8_bits_take_on_a_gpu_what_its_kernels_take(predict: Predict, model: Callable[..., str]) -> None:
@@ -203,14 +203,14 @@ found = prepare_model_for_kbit_training(load(quantization_config=BitsAndBytesCon
 train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), per_device_train_batch_size=2)
 """
     )
-    trace, rows = Trace.from_json(found["trace"]), 2 * 128
+    trace, rows = found.training.trace, 2 * 128
     name = "bitsandbytes.int8_{}.default (scratch)"
     sizes: dict[str, set[int]] = {}
     for size, operation in zip(trace.sizes_bytes, trace.operation_of, strict=True):
         sizes.setdefault(trace.operations[operation], set()).add(size)
     assert sizes[name.format("mixed_scaled_mm")] == {rows * 64 * 6, rows * 128 * 6}
     assert sizes[name.format("vectorwise_quant")] == {rows * 64 * 3, rows * 128 * 3}
-    assert any("7 columns" in note for note in found["about"]["notes"])
+    assert any("7 columns" in note for note in found.training.notes)
 
 
 def test_inputs_of_8_bits_are_kept_in_spite_of_checkpointing(predict: Predict, model: Callable[..., str]) -> None:
@@ -227,8 +227,8 @@ train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), 512, gradien
     activations, said = [], []
     for kind in ("reentrant", "other"):
         found = predict(TRAIN + text, kind)
-        activations.append(most(Trace.from_json(found["trace"]), "activations", "forward"))
-        said.append(any('{"use_reentrant": True}' in note for note in found["about"]["notes"]))
+        activations.append(most(found.training.trace, "activations", "forward"))
+        said.append(any('{"use_reentrant": True}' in note for note in found.training.notes))
     inputs = 8 * 512 * 2 * (3 * 64 + 128) * 2  # of two layers, in at least 16 bits; queries, keys and values share one
     assert said == [False, True] and activations[1] - activations[0] > inputs, (activations, inputs)
 
@@ -277,6 +277,6 @@ def test_published_qlora_as_a_script_writes_it(predict: Predict, model: Callable
     model(**{**config, "sliding_window": None})  # at its length, and the flash-attn package sees none
     adapter = json.dumps(published_models.adapter_of(measured))
     found = predict(TRAIN + PUBLISHED, published_models.kind_of(measured), adapter, capability=(8, 0))
-    assert "trace" in found, found
-    peak = sum(Trace.from_json(found["trace"]).peak().categories.values()) / GIB
+    assert found.training, found
+    peak = sum(found.training.trace.peak().categories.values()) / GIB
     assert peak == pytest.approx(measured["gib"], rel=0.02)

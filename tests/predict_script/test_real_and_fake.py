@@ -13,7 +13,7 @@ import torch
 
 from hf_memkit.prediction.child import checkpoints
 from hf_memkit.prediction.replay import replay
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.traced_training import Outcome, Untrained
 from tests.predict_script.conftest import Predict
 
 
@@ -61,7 +61,7 @@ def test_data_that_a_prediction_prepares_are_those_of_the_real_run(predict: Pred
     """Nothing made up reaches a cache: a real run that reads the same cache sees the same rows, splits and numbers."""
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
     found = predict(DATA + TRAINING, "predicted.json", environment=cache)
-    assert "trace" in found, found
+    assert found.training, found
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.arrow")}
     environment = {**os.environ, **cache, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train.py", "real.json"]
@@ -76,7 +76,7 @@ def test_nothing_is_left_of_the_training(predict: Predict, tmp_path: Path) -> No
     """Trainer's folder, checkpoints, logs and repositories are not made; what the script wrote itself stays."""
     training = TRAINING.replace('save_strategy="no"', 'push_to_hub=True, hub_model_id="nobody/nothing", save_steps=1')
     found = predict(DATA + training, "rows.json", environment={"HF_DATASETS_CACHE": str(tmp_path / "cache")})
-    assert "trace" in found, found
+    assert found.training, found
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "starts.jsonl", "rows.json", "cache"}
 
 
@@ -91,7 +91,7 @@ torch.save(model.state_dict(), "weights.pt")
 """
     training = TRAINING.replace("trainer.train()", "trainer.save_model('first')\ntrainer.train()")
     found = predict(f"{head}{saves}\ndef featurised{data}{training}", "rows.json")
-    assert found["about"]["parameters"] > 0, found
+    assert found.training.model.parameters > 0, found
     assert {path.name for path in (tmp_path / "init").iterdir()} == {"config.json", "generation_config.json"}
     assert {path.suffix for path in (tmp_path / "first").iterdir()} == {".json", ".bin"}
     assert not list(tmp_path.rglob("*.safetensors")) and not (tmp_path / "weights.pt").exists()
@@ -107,12 +107,12 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
     training = training.replace("train_dataset=rows", "train_dataset=rows, eval_dataset=rows")
     training = training.replace("trainer.train()", "trainer.train(resume_from_checkpoint='out/checkpoint-7')")
     found = predict(DATA + training, "rows.json")
-    assert found["about"]["notes"][0].startswith("resume_from_checkpoint: not read")
-    peaks = Trace.from_json(found["trace"]).peaks_by_phase()
+    assert found.training.notes[0].startswith("resume_from_checkpoint: not read")
+    peaks = found.training.trace.peaks_by_phase()
     assert list(peaks) == [
         "load", "resume", "data", "forward", "backward", "optimizer", "evaluate", "save", "best_model",
     ]  # fmt: skip
-    most = Trace.from_json(found["trace"]).at(found["about"]["steps_end"]).categories
+    most = found.training.trace.at(found.training.steps_end).categories
     for phase in ("resume", "best_model"):  # weights, states, and the workspaces that are there from the first step on
         assert peaks[phase] <= 1.01 * (most["weights"] + most["optimizer"] + most["buffers"] + most["other"])
 
@@ -128,9 +128,9 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
 def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, line: str, asked: str) -> None:
     """A made-up number would be printed, or decide something, as if it were one of the model's."""
     head = DATA.partition("def featurised")[0]
-    error = predict(f"{head}\n{line}\n{TRAINING}")["error"]
-    assert error["place"] == f"train.py, line {head.count(chr(10)) + 2}", error
-    assert asked in error["message"] and "a trace has no values" in error["message"]
+    error = predict(f"{head}\n{line}\n{TRAINING}").failed
+    assert error.place == f"train.py, line {head.count(chr(10)) + 2}", error
+    assert asked in error.message and "a trace has no values" in error.message
 
 
 LOOKS = """
@@ -166,8 +166,8 @@ def test_batches_of_data_keep_their_values_on_the_gpu(predict: Predict, more: st
     weights."""
     head = DATA.partition("model = ")[0]
     found = predict(f"{head}{LOOKS}{more}")
-    assert found == {"never_trained": True, "exit": None} if "exit" in found else "tolist" in found["error"]["message"]
-    assert ("exit" in found) == (more == "raise SystemExit"), found
+    assert found == Outcome(untrained=Untrained(None)) if found.untrained else "tolist" in found.failed.message
+    assert bool(found.untrained) == (more == "raise SystemExit"), found
 
 
 WRITES = """
@@ -203,9 +203,9 @@ def test_a_script_writes_into_the_folder_that_trainer_makes(
         (tmp_path / "deep" / "out").mkdir(parents=True)
         (tmp_path / "deep" / "out" / "mine").touch()
     found = predict(WRITES, argument)
-    assert ("trace" in found) == (argument == "trains"), found
-    if "trace" in found:
-        assert not any("code below" in note for note in found["about"]["notes"]), found["about"]["notes"]
+    assert bool(found.training) == (argument == "trains"), found
+    if found.training:
+        assert not any("code below" in note for note in found.training.notes), found.training.notes
     assert (tmp_path / "deep").exists() == was_there == (tmp_path / "deep" / "out" / "mine").exists()
 
 
@@ -234,7 +234,7 @@ rows = [{"x": torch.randn(2), "labels": 1}] * 16
 Trainer(model, TrainingArguments("out", report_to="none"), train_dataset=rows, optimizers=(optimizer, None)).train()
 """
     )
-    assert found["about"]["parameters"] == 2 + 6 + 3, found
+    assert found.training.model.parameters == 2 + 6 + 3, found
 
 
 def test_one_rank_of_several_gets_consistent_answers(predict: Predict) -> None:
@@ -258,8 +258,8 @@ torch.manual_seed(0)
         "train_dataset=rows", "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
     )
     found = predict(code + training, "rows.json", processes=4, per_node=2)
-    assert "trace" in found, found
-    assert "evaluate" in {phase for _, phase in found["trace"]["marks"]}
+    assert found.training, found
+    assert "evaluate" in {phase for _, phase in found.training.trace.marks}
 
 
 def test_predictions_that_an_evaluation_keeps_are_counted_of_all_its_batches(predict: Predict) -> None:
@@ -270,7 +270,7 @@ def test_predictions_that_an_evaluation_keeps_are_counted_of_all_its_batches(pre
     evaluated = []
     for steps in ("None", "1"):
         found = predict(DATA + training.replace('"none",', f'"none", eval_accumulation_steps={steps},'), "rows.json")
-        evaluated.append(replay(Trace.from_json(found["trace"])).allocated_by_phase["evaluate"])
+        evaluated.append(replay(found.training.trace).allocated_by_phase["evaluate"])
     logits = 2 * 8 * 50 * 4
     assert 10 * logits < evaluated[0] - evaluated[1] < 3 * 12 * logits, evaluated
 
@@ -285,7 +285,7 @@ class Own(Trainer):
 
 """
     code = DATA + own + TRAINING.replace("Trainer(model", "Own(model")
-    notes = predict(code, "rows.json")["about"]["notes"]
+    notes = predict(code, "rows.json").training.notes
     line = code[: code.index("loss.item()")].count("\n") + 1
     assert any(note.startswith(f"train.py, line {line} asks for") for note in notes), notes
 
@@ -317,11 +317,11 @@ GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"pro
 """
     found = [predict(code, *arguments) for arguments in (("8", "100"), ("8", "300"), ("1", "100"))]
     for content in found:
-        assert any("reward functions are not called" in note for note in content["about"]["notes"])
-        trace = Trace.from_json(content["trace"])
+        assert any("reward functions are not called" in note for note in content.training.notes)
+        trace = content.training.trace
         drawn = trace.operations.index("aten.multinomial.default")
         assert trace.operation_of.count(drawn) == 4, "the last two tokens, in both steps"
-    generated = [replay(Trace.from_json(each["trace"])).allocated_by_phase["generate"] for each in found]
+    generated = [replay(each.training.trace).allocated_by_phase["generate"] for each in found]
     # 32 answers at once: keys and values of 2 layers × 64 numbers × 4 bytes, at their last token
     cache = 32 * 2 * 2 * 64 * 4 * 200
     assert cache <= generated[1] - generated[0] < 2 * cache
@@ -329,7 +329,7 @@ GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"pro
 
 def test_a_training_on_the_cpu_is_no_prediction_for_a_gpu(predict: Predict) -> None:
     found = predict(DATA + TRAINING.replace('"none"', '"none", use_cpu=True'), "rows.json")
-    assert "use_cpu" in found["error"]["message"]
+    assert "use_cpu" in found.failed.message
 
 
 def test_a_layer_that_is_left_out_by_chance_is_counted(predict: Predict) -> None:
@@ -354,7 +354,7 @@ class Net(nn.Module):
 arguments = TrainingArguments("out", max_steps=2, report_to="none", save_strategy="no")
 Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(64, 64)}] * 16).train()
 """
-    dropped, kept = (Trace.from_json(predict(code, each)["trace"]).peaks_by_phase() for each in ("some", "all"))
+    dropped, kept = (predict(code, each).training.trace.peaks_by_phase() for each in ("some", "all"))
     assert dropped == kept
 
 
@@ -404,8 +404,8 @@ for step in range(10_000):
 def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path: Path, way: str) -> None:
     """Would notice: a training of a day on tensors that hold nothing; advice to remove a line of it."""
     found = predict(OWN_LOOP, way)
-    assert found["error"]["type"] == "OwnLoop" and not (tmp_path / "too late").exists()
-    assert "backward(" in OWN_LOOP.splitlines()[int(found["error"]["place"].split("line ")[1]) - 1]
+    assert found.failed.type == "OwnLoop" and not (tmp_path / "too late").exists()
+    assert "backward(" in OWN_LOOP.splitlines()[int(found.failed.place.split("line ")[1]) - 1]
 
 
 def test_gradients_above_train_are_no_training_loop(predict: Predict) -> None:
@@ -429,7 +429,7 @@ assert loss.item() < 0.1
 """
     at = TRAINING.index("arguments = ") if "arguments = " in TRAINING else TRAINING.index("Trainer(model")
     found = predict(DATA + TRAINING[:at] + before + TRAINING[at:], "rows.json")
-    assert "trace" in found, found
+    assert found.training, found
 
 
 RESUMES = """
@@ -495,10 +495,10 @@ def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tm
     ]
     line = RESUMES.count("\n") + 1
     for code, kind in stops.items():
-        error = predict(f"{RESUMES}{code}\n")["script_error"]
-        assert error["type"] == kind and error["place"] in (f"train.py, line {line}", *places(RESUMES)), (code, error)
+        error = predict(f"{RESUMES}{code}\n").failed
+        assert error.type == kind and error.place in (f"train.py, line {line}", *places(RESUMES)), (code, error)
     for code in goes_on:
-        assert "trace" in (found := predict(f"{RESUMES}{code}\n")), (code, found)
+        assert (found := predict(f"{RESUMES}{code}\n")).training, (code, found)
 
 
 def test_states_that_other_processes_saved_are_refused(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hf_memkit.hardware import described_machine
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.from_script import predict_script_training
-from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.traced_training import Outcome, Vllm
 from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
@@ -25,7 +25,7 @@ from tests.predict_script.test_jobs import ALL, EXACT, by_phase
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MACHINE = described_machine("RTX 4090", None, None, None)
-SHARE: dict[str, Any] = {"mode": "colocate", "share": 0.5, "sleeps": False, "weights_bytes": 2**30}
+SHARE = Vllm("colocate", share=0.5, sleeps=False, weights_bytes=2**30)
 
 
 def job(folder: Path, out: Path, name: str, *more: str) -> UserScript:
@@ -55,10 +55,10 @@ def test_a_share_that_does_not_sleep_adds_to_every_phase_and_one_that_sleeps_to_
     assert alone.verdict == "fits"
     added = with_vllm(alone, SHARE, MACHINE)
     assert added.verdict == "does not fit" and added.total_bytes[1] == alone.total_bytes[1] + size
-    sleeps = with_vllm(alone, {**SHARE, "sleeps": True}, MACHINE)
+    sleeps = with_vllm(alone, replace(SHARE, sleeps=True), MACHINE)
     assert sleeps.total_bytes[1] == 8 * gib + size + alone.outside_allocator_bytes
     assert sleeps.verdict == "fits" and "vLLM: 0.5 × 23.49 GiB = " in sleeps.why
-    small = with_vllm(alone, {**SHARE, "share": 0.1, "sleeps": True}, MACHINE)
+    small = with_vllm(alone, replace(SHARE, share=0.1, sleeps=True), MACHINE)
     assert small.total_bytes == alone.total_bytes
     assert with_vllm(alone, None, MACHINE) is alone
     nowhere = with_vllm(alone, SHARE, replace(MACHINE, gpu=None))
@@ -68,7 +68,7 @@ def test_a_share_that_does_not_sleep_adds_to_every_phase_and_one_that_sleeps_to_
 def test_a_share_that_is_too_small_for_the_weights_is_named() -> None:
     """Would notice: an engine that cannot start and is predicted to fit."""
     alone = training(2**30, {"backward": 2**30})
-    found = with_vllm(alone, {**SHARE, "share": 0.3, "weights_bytes": 8 * 2**30}, MACHINE)
+    found = with_vllm(alone, replace(SHARE, share=0.3, weights_bytes=8 * 2**30), MACHINE)
     assert found.verdict == "does not fit" and found.why.startswith("vLLM cannot start: its own copy of the weights")
     assert "vllm_gpu_memory_utilization=0.3 is 7.05 GiB; give more than 0.35" in found.why
 
@@ -102,17 +102,17 @@ def test_a_script_with_vllm_is_predicted_where_vllm_is_not_installed(
 
 def test_a_vllm_gets_adapters_as_weights(worker: Worker, folder: Path, tmp_path: Path) -> None:
     """Would notice: weights that are sent without merging the adapters, which makes a product of each layer."""
-    content, why = worker.run(
+    content = worker.run(
         ScriptRequest(
             job(folder, tmp_path, "trl_grpo_lora", "--use_vllm", "--vllm_enable_sleep_mode"), str(tmp_path),
             {"HF_HUB_OFFLINE": "1"},
         )
     )  # fmt: skip
-    assert content is not None and "trace" in content, (why, content)
-    vllm = content["about"]["vllm"]
-    parameters = content["about"]["parameters"] - content["about"]["trainable_parameters"]
-    assert vllm == {"mode": "colocate", "share": 0.3, "sleeps": True, "weights_bytes": 2 * parameters}
-    trace = Trace.from_json(content["trace"])
+    assert content.training, content
+    vllm = content.training.vllm
+    parameters = content.training.model.parameters - content.training.model.trainable_parameters
+    assert vllm == Vllm("colocate", share=0.3, sleeps=True, weights_bytes=2 * parameters)
+    trace = content.training.trace
     made = {trace.operations[trace.operation_of[event - 1]] for b, e, phase in trace.spans() if phase == "generate"
             for event in trace.events[b:e] if event > 0}  # fmt: skip
     assert "aten.mm.default" in made
@@ -128,9 +128,9 @@ def test_reference_log_probabilities_are_computed_of_one_batch_and_cached_nowher
     """Would notice: made-up log-probabilities in a cache that a real run reads, a pass over all rows."""
     script = job(folder, tmp_path, name, "--precompute_ref_log_probs", "--precompute_ref_batch_size", "16")
     environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    content, why = worker.run(ScriptRequest(script, str(tmp_path), environment))
-    assert content is not None and "trace" in content, (why, content)
-    trace = Trace.from_json(content["trace"])
+    content = worker.run(ScriptRequest(script, str(tmp_path), environment))
+    assert content.training, content
+    trace = content.training.trace
     (_, loaded, first), (begin, end, second), *_ = trace.spans()
     assert (first, second) == ("load", "log_probabilities") and loaded == begin < end < begin + 5_000
     written = [*folder.rglob("*.arrow"), *tmp_path.rglob("*.arrow")]
@@ -246,7 +246,7 @@ def test_trainers_that_generate_answers_allocate_what_is_predicted(
         above = 0.05 if phase == "log_probabilities" else EXACT  # answers that end by chance
         assert measured * (1 - EXACT) <= predicted[phase] <= measured * (1 + above), phase
     content = traced(worker, folder, tmp_path)
-    assert any(note.startswith("every answer is counted") for note in content["about"]["notes"])
+    assert any(note.startswith("every answer is counted") for note in content.training.notes)
     assert by_phase(content)["generate"] > 0
 
 
@@ -256,13 +256,11 @@ def test_trainers_that_generate_answers_allocate_what_is_predicted(
 def test_every_other_trainer_is_predicted_or_refused(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").write_text(made(name))
     content = traced(worker, folder, tmp_path)
-    assert ("trace" in content) == (name not in REFUSED), content
-    assert "trace" in content or name.partition(":")[2] in content["error"]["message"]
+    assert bool(content.training) == (name not in REFUSED), content
+    assert content.training or name.partition(":")[2] in content.failed.message
 
 
-def traced(worker: Worker, folder: Path, here: Path, *more: str, **options: Any) -> dict[str, Any]:
+def traced(worker: Worker, folder: Path, here: Path, *more: str, **options: Any) -> Outcome:
     script = UserScript(str(here / "train.py"), False, (str(folder), *more))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    content, why = worker.run(ScriptRequest(script, str(here), environment, **options))
-    assert content is not None, why
-    return dict(content)
+    return worker.run(ScriptRequest(script, str(here), environment, **options))

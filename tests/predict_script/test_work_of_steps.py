@@ -31,16 +31,14 @@ def flops(work: Work, begin: int, end: int) -> int:
 
 def test_the_usual_and_the_worst_step_are_told_apart(predict: Predict) -> None:
     """Defect: calls of one step counted with the next, or the bounds of storages taken for those of calls."""
-    found = predict(TRAIN, work=True)
-    work, about = Work.from_json(found["trace"]["work"]), found["about"]
-    assert [kind for kind, *_ in about["work_steps"]] == [kind for kind, *_ in about["steps"]]
-    of_kind = {kind: (begin, end) for kind, begin, end in about["work_steps"]}
+    found = predict(TRAIN, for_plan=True)
+    work, steps = found.training.trace.work, found.training.steps
+    of_kind = {step.kind: step.calls for step in steps}
     usual, worst = flops(work, *of_kind["usual"]), flops(work, *of_kind["worst"])
     assert usual > 0 and worst > 8 * usual  # sixteen times the tokens
-    bounds = [(begin, end) for _, begin, end in about["work_steps"]]
-    assert all(first[1] == second[0] for first, second in itertools.pairwise(bounds))
+    assert all(first.calls[1] == second.calls[0] for first, second in itertools.pairwise(steps))
     price = [
-        step_time(work, RATES["T4"], capability=7.5, span=of_kind[kind], micro_batches=about["accumulation"])
+        step_time(work, RATES["T4"], capability=7.5, span=of_kind[kind], micro_batches=8)
         for kind in ("usual", "worst")
     ]
     assert price[0].seconds[1] < price[1].seconds[1]
@@ -49,4 +47,4 @@ def test_the_usual_and_the_worst_step_are_told_apart(predict: Predict) -> None:
 
 def test_work_is_not_recorded_unless_it_is_asked_for(predict: Predict) -> None:
     found = predict(TRAIN)
-    assert found["trace"]["work"] is None and "work_steps" not in found["about"]
+    assert found.training.trace.work is None and found.training.plan is None

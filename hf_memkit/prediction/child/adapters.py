@@ -18,6 +18,7 @@ from torch import nn
 from transformers import Trainer
 
 from hf_memkit.prediction.child.users_code import is_library
+from hf_memkit.prediction.traced_training import CallPlace, TrainerCall
 
 CONFIG: Final = "peft_config"
 
@@ -99,31 +100,27 @@ def chunk_losses() -> None:
     Trainer.train = train
 
 
-def made_at(frame: types.FrameType | None, kind: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Where a Trainer is made, and how it gets its model; None: a library makes it.
-
-    `place`: as of `place_of`. `model`: the number or the name of the argument that is the model, `"model_init"`, or
-    None. `named`: whether that is a model's name, which TRL loads. `takes`: which of the two that other code may need
-    its constructor takes.
-    """
+def made_at(
+    frame: types.FrameType | None, kind: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> TrainerCall | None:
+    """Where a Trainer is made; None: a library makes it."""
     place = place_of(frame)
     if place is None:
         return None
     at = _model_at(args, kwargs)
     given = args[at] if isinstance(at, int) else kwargs.get(at or "")
-    takes = [name for name in (CONFIG, "quantization_config") if _takes(kind, name)]
-    return {"place": place, "model": at, "named": isinstance(given, str), "takes": takes}
+    takes = tuple(name for name in (CONFIG, "quantization_config") if _takes(kind, name))
+    return TrainerCall(place, at, isinstance(given, str), takes)
 
 
-def place_of(frame: types.FrameType | None) -> dict[str, Any] | None:
-    """The call that this frame is at: `file`, and line and column behind its closing parenthesis, as `ast` counts;
-    None: no code of the user's, or nobody knows."""
+def place_of(frame: types.FrameType | None) -> CallPlace | None:
+    """The call that this frame is at; None: no code of the user's, or nobody knows."""
     if frame is None or is_library(frame.f_code.co_filename):
         return None
     _, line, _, column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
     if line is None or column is None:
         return None
-    return {"file": frame.f_code.co_filename, "line": line, "column": column}
+    return CallPlace(frame.f_code.co_filename, line, column)
 
 
 def _takes(kind: Any, name: str) -> bool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
+import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -24,17 +24,10 @@ from accelerate.utils import memory
 from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint, has_length
 
-from hf_memkit.compat import is_on
+from hf_memkit.compat import is_on, name_in_version
 from hf_memkit.errors import Unmodelled
+from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.memory.holdings import carried_by
-from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
-from hf_memkit.prediction.child.batches import (
-    chosen_batches,
-    first_batches,
-    is_much_larger,
-    longest_row,
-    without_padding,
-)
 from hf_memkit.prediction.child.below_train import calls_not_run, notes_on_calls
 from hf_memkit.prediction.child.cuda_questions import memory_fraction
 from hf_memkit.prediction.child.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
@@ -42,27 +35,20 @@ from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.plan_facts import (
-    made_by_trainer,
-    needs_padding,
-    overrides_optimizer,
-    plan_facts,
-    refused_by_trl,
-)
+from hf_memkit.prediction.child.plan_facts import made_by_trainer, overrides_optimizer, plan_facts
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
-from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
-from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
+from hf_memkit.prediction.child.script_engine import as_the_engine_has_it, traced_engine
+from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here
+from hf_memkit.prediction.child.traced_steps import FLASH, STEPS, chosen_steps
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.trl_trainers import (
-    about_vllm,
     answers_are_made_up,
     draws_whose_answers,
     reference_loaders,
+    traced_vllm,
 )
 from hf_memkit.prediction.child.users_code import line_that_asks
-
-STEPS: Final = 2
-"""Optimizer states exist from the end of the first step on: the second step has them all along."""
+from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
 
 MICRO_BATCHES: Final = 2
 """From the second micro-batch on gradients are there during forward; a third one is like the second."""
@@ -86,8 +72,6 @@ SHORT_AND_QUIET: Final[dict[str, Any]] = {
 }
 """Fields of TrainingArguments that every traced training has: it is short, and leaves nothing behind."""
 
-_FLASH: Final = "flash_attention_2"
-
 _UNASKED_S: Final = 20.0
 """For an evaluation that decides nothing."""
 
@@ -95,8 +79,6 @@ _CONTEXT_BYTES: Final = 2**30
 """More than a process holds beside its tensors."""
 
 _LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
-
-Found = dict[str, Any]
 
 
 def traced_training(
@@ -107,7 +89,8 @@ def traced_training(
     evaluations: Evaluations,
     *,
     worst: bool = True,
-) -> Found:
+    for_plan: bool = False,
+) -> TracedTraining:
     """Trains two steps with `trainer`, which is changed for that.
 
     Args:
@@ -117,30 +100,27 @@ def traced_training(
         fake: the context in which tensors are fake (or, to compare with, real).
         evaluations: of the script.
         worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
-
-    Returns:
-        `{"trace", "about"}`. `about["steps"]` has of each traced step `(kind, first event, one past the last)`;
-        `about["work_steps"]`, where work is recorded, the same in calls; `about["unasked"]` the events of an
-        evaluation for which neither arguments nor the script ask.
+        for_plan: whether a plan asks, which has to know more.
 
     Raises:
         Unmodelled: something of it cannot be traced.
     """
     arguments = trainer.args
     _refuse(trainer, tracer.device_type)
-    about = _about(trainer)
-    notes: list[str] = about["notes"]
+    plan = plan_facts(trainer) if for_plan else None
+    found = _training(trainer)
+    notes = [*_left_out(trainer), *answers_are_made_up(trainer)]
     online = hasattr(trainer, "_buffered_inputs")  # TRL's trainers that learn from the model's own answers
-    accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
-    notes += answers_are_made_up(trainer)
+    accumulation = int(arguments.gradient_accumulation_steps)
+    accumulation = accumulation if online else min(accumulation, MICRO_BATCHES)
     drawn = draws_whose_answers(trainer)
-    steps = _steps(trainer, accumulation, about, worst=worst, on_gpu=tracer.device_type == "cuda")
+    chosen = chosen_steps(trainer, accumulation, worst=worst, on_gpu=tracer.device_type == "cuda")
+    steps, (rows, length) = chosen.steps, chosen.size()
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
-    worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
-    about |= _sizes(worst_batches)
-    about["tokens"] = {step.kind: _tokens(step.batches) for step in steps}
-    notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
+    if plan is not None:
+        plan = chosen.known(plan)
+    notes += [*chosen.notes(), *_too_long(trainer.model, chosen.worst, length)]
     not_run = calls_not_run(trainer)
     notes += notes_on_calls(not_run, trainer.model)
     evaluated = evaluations.asked(trainer, not_run)
@@ -169,7 +149,7 @@ def traced_training(
                     if number == needed * accumulation and _surely_fits(tracer):
                         raise _Enough
                     if steps[number // accumulation].flash:
-                        base_model(trainer.model).set_attn_implementation(_FLASH)
+                        base_model(trainer.model).set_attn_implementation(FLASH)
                     if drawn:
                         trainer.lmbda = float(steps[number // accumulation].own_answers)
                     if online:  # answers are generated in every step, also where they last for several
@@ -184,11 +164,11 @@ def traced_training(
             except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
                 if len(bounds) <= needed:
                     raise
-            if not given and about["deepspeed"] is None and overrides_optimizer(trainer):
-                about["plan"]["own_optimizer"] = not made_by_trainer(trainer)
+            if plan is not None and not given and found.engine is None and overrides_optimizer(trainer):
+                plan = replace(plan, own_optimizer=not made_by_trainer(trainer))
             if steps[-1].flash:
                 base_model(trainer.model).set_attn_implementation(attention)
-            about["steps_end"] = len(events)
+            steps_end, unasked = len(events), None
             trainer.is_in_train = True  # then *_full_eval casts nothing
             for call in evaluated:
                 evaluations.trace(call, dtype)
@@ -202,16 +182,12 @@ def traced_training(
                 ):  # one that fails decides nothing either
                     evaluations.trace(own_evaluation(trainer), dtype)
                     tracer.ended(watch.phase)
-                    about["unasked"] = (began, len(events))
+                    unasked = (began, len(events))
             watch.end()
             del trainer.get_train_dataloader
-            if about["deepspeed"] is None:
+            if found.engine is None:
                 _read_back(trainer, as_it_was, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
-        if tracer.host is not None:
-            about["host"] = tracer.host.to_json()
-            if "unasked" in about:
-                about["host"]["tensors"].pop("evaluate", None)
         for name, value in as_it_was.items():
             object.__setattr__(arguments, name, value)
         trainer.is_in_train = False
@@ -225,11 +201,23 @@ def traced_training(
             f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}: a method that overrides "
             f"Trainer's ends it early. Omit that method, or measure with memkit run"
         )
-    spans = list(zip(steps, itertools.pairwise(bounds), strict=False))
-    about["steps"] = [(step.kind, begin[0], end[0]) for step, (begin, end) in spans]
-    if tracer.recorder is not None:
-        about["work_steps"] = [(step.kind, begin[1], end[1]) for step, (begin, end) in spans]
-    return {"trace": trace.to_json(), "about": about}
+    host = tracer.host.used() if tracer.host is not None else None
+    if host is not None and unasked is not None:
+        host.tensor_bytes.pop("evaluate", None)
+    spans = zip(steps, itertools.pairwise(bounds), strict=False)
+    return replace(
+        found,
+        trace=trace,
+        steps=tuple(TracedStep(each.kind, *zip(begin, end, strict=True)) for each, (begin, end) in spans),
+        steps_end=steps_end,
+        unasked=unasked,
+        rows=rows,
+        sequence_length=length,
+        batches=chosen.shapes,
+        host=host,
+        notes=tuple(notes),
+        plan=plan,
+    )
 
 
 class _Enough(Exception):
@@ -272,53 +260,54 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
-def _without_padding(trainer: Any, longest: int | None) -> str:
-    """What to type so that rows lie behind one another, without padding; empty where that would not train. `longest`:
-    tokens of the longest row. TRL refuses `padding_free` beside `max_length`, and cuts no rows without it (trl 1.16.0:
-    sft_trainer.py, `SFTTrainer.__init__`)."""
-    if needs_padding(trainer):
-        return ""
-    arguments, flash = trainer.args, f'attn_implementation="{_FLASH}"'
-    if not hasattr(arguments, "padding_free"):
-        return f"data_collator=DataCollatorWithFlattening() and {flash}"
-    if refused_by_trl(trainer):
-        return ""
-    cut_at = None if getattr(arguments, "packing", False) else getattr(arguments, "max_length", None)
-    if cut_at is None:
-        return f"padding_free=True and {flash}"
-    if (longest or 0) < cut_at or getattr(trainer, "_skip_prepare_dataset", False):
-        return f"padding_free=True, max_length=None and {flash}"
-    return f"padding_free=True, max_length=None, rows cut to {cut_at:,} tokens where they are tokenised, and {flash}"
-
-
-def _about(trainer: Any) -> Found:
-    """What is trained, for the one who reads the prediction."""
-    arguments, model = trainer.args, trainer.model
+def _training(trainer: Any) -> TracedTraining:
+    """What is trained, as the script has it; nothing is traced yet."""
+    model = trainer.model
     base = base_model(model)
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = [*_left_out(arguments, base)]
-    if getattr(arguments, "predict_with_generate", False):
-        if not generates(arguments, type(trainer)):
-            notes.append("predict_with_generate has no effect: only Seq2SeqTrainer generates")
-        elif trainer.compute_metrics is None:
-            notes.append("predict_with_generate has no effect: evaluations without compute_metrics compute the loss")
-    return {
-        "memory_fraction": memory_fraction(),
-        "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
-        "deepspeed": about_engine(trainer),
-        "vllm": about_vllm(trainer),
-        "trainer": type(trainer).__name__,
-        "model": type(base).__name__,
-        "model_name": str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
-        "parameters": sum(map(_numbers, counted)),
-        "trainable_parameters": sum(_numbers(each) for each in counted if each.requires_grad),
-        "micro_batch_size": int(arguments.per_device_train_batch_size),
-        "batches_tried": _batches_tried(trainer),
-        "accumulation": int(arguments.gradient_accumulation_steps),
-        "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
-        "plan": plan_facts(trainer),
-        "notes": notes,
-    }
+    trained = [each for each in counted if each.requires_grad]
+    return TracedTraining(
+        trainer=type(trainer).__name__,
+        arguments=traced_arguments(trainer.args),
+        model=TracedModel(
+            kind=type(base).__name__,
+            name=str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
+            parameters=sum(map(_numbers, counted)),
+            trainable_parameters=sum(map(_numbers, trained)),
+            dtypes=_dtypes(counted),
+            trained_dtypes=_dtypes(trained),
+        ),
+        batches_tried=tuple(_batches_tried(trainer)),
+        memory_fraction=memory_fraction(),
+        allocator={name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
+        engine=traced_engine(trainer),
+        vllm=traced_vllm(trainer),
+        fp16_overflow=fp16_overflow(trainer),
+    )
+
+
+def traced_arguments(arguments: Any) -> TracedArguments:
+    """Those of `TracedArguments`, from a TrainingArguments of any version."""
+    found = {}
+    installed = tuple(map(int, version("transformers").split(".")[:2]))
+    for each in fields(TracedArguments):
+        value = getattr(arguments, name_in_version(each.name, installed), None)
+        with contextlib.suppress(TypeError):
+            found[each.name] = json.loads(json.dumps(getattr(value, "value", value)))
+    return TracedArguments(**found)
+
+
+def _dtypes(parameters: Iterable[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(sorted({str(each.dtype).removeprefix("torch.") for each in parameters}))
+
+
+def fp16_overflow(trainer: Any) -> str:
+    """What overflows in this training, where it computes in fp16; empty: nothing is known."""
+    base = base_model(trainer.model)
+    if not trainer.args.fp16 and all(each.dtype != torch.float16 for each in base.parameters()):
+        return ""
+    kept = getattr(base, "_keep_in_fp32_modules", None) or ()
+    return overflow_in_fp16(getattr(getattr(base, "config", None), "model_type", None), kept)
 
 
 def _batches_tried(trainer: Any) -> list[int]:
@@ -341,14 +330,20 @@ def _batches_tried(trainer: Any) -> list[int]:
     return found
 
 
-def _left_out(arguments: Any, model: Any) -> Iterator[str]:
+def _left_out(trainer: Any) -> Iterator[str]:
     """What the training asks for and the trace does not show, a sentence each."""
+    arguments, model = trainer.args, base_model(trainer.model)
     if given := arguments.resume_from_checkpoint:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
         yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
+    if getattr(arguments, "predict_with_generate", False):
+        if not generates(arguments, type(trainer)):
+            yield "predict_with_generate has no effect: only Seq2SeqTrainer generates"
+        elif trainer.compute_metrics is None:
+            yield "predict_with_generate has no effect: evaluations without compute_metrics compute the loss"
 
 
 def _is_installed(distribution: str) -> bool:
@@ -374,26 +369,6 @@ def _reference_passes(trainer: Any, batches: Any, tracer: StorageTracer) -> None
     tracer.ended("log_probabilities")
 
 
-def _sizes(batches: Batches) -> Found:
-    ids = [each["input_ids"] for each in batches if isinstance(each, Mapping) and "input_ids" in each]
-    shapes = [tuple(each.shape) for each in ids if isinstance(each, torch.Tensor)]
-    largest = max((shape for shape in shapes if len(shape) > 1), key=math.prod, default=(None, None))
-    return {"rows": largest[0], "sequence_length": largest[-1]}
-
-
-def _tokens(batches: Batches) -> float | None:
-    """Of a micro-batch, padding left out, on average; None: it is none of tokens."""
-    found = []
-    for batch in batches:
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        if isinstance(mask, torch.Tensor) and isinstance(ids, torch.Tensor) and mask.shape == ids.shape:
-            found.append(int(mask.sum()))
-        elif isinstance(ids, torch.Tensor):
-            found.append(ids.numel())
-    return sum(found) / len(found) if found else None
-
-
 def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:
     """Shapes do not show that a row has more tokens than the model has positions."""
     text_config = getattr(getattr(model, "config", None), "get_text_config", None)
@@ -407,76 +382,10 @@ def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]
         )
 
 
-# ---- batches ----
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One optimizer step to trace.
-
-    Attributes:
-        kind: `"usual"`, `"worst"`, or what the user would change for it.
-        batches: one a micro-batch.
-        flash: whether the model computes it with flash attention, whatever it has.
-        own_answers: where chance decides (`draws_whose_answers`), whether it trains on the model's own answers.
-    """
-
-    kind: str
-    batches: Batches
-    flash: bool = False
-    own_answers: bool = True
-
-
-def _steps(trainer: Any, accumulation: int, about: Found, *, worst: bool, on_gpu: bool) -> list[Step]:
-    """What to trace: two steps of usual batches, then the worst, then what would need less; the worst alone where all
-    batches are alike. `on_gpu`: whether there is flash attention. Writes down the batches in `about`."""
-    loader = on_host(trainer.get_train_dataloader())
-    if not worst:
-        batches = first_batches(loader, STEPS * accumulation)
-        return [Step("worst", batches[at : at + accumulation]) for at in range(0, len(batches), accumulation)]
-    chosen = chosen_batches(loader)
-    longest = longest_row(chosen.worst)
-    about["batches"] = {"worst": shape_of(chosen.worst)}
-    about["rows_digest"], about["mean"] = chosen.digest, chosen.mean
-    about["plan"] |= {
-        "rows_digest": chosen.digest, "padding": chosen.padding, "longest_row": longest,
-    }  # fmt: skip
-    about["notes"].append(f"traced: {chosen.said}")
-    if chosen.unreadable is not None:
-        row, why = chosen.unreadable
-        about["notes"].append(f"row {row:,} of the training data cannot be read ({why}): a run stops there")
-
-    def steps_of(kind: str, *batches: Any, flash: bool = False) -> list[Step]:
-        filled = list(itertools.islice(itertools.cycle(batches), max(len(batches), accumulation)))
-        parts = [filled[at : at + accumulation] for at in range(0, len(filled), accumulation)]
-        return [Step(kind, [*part, *part][:accumulation], flash) for part in parts]
-
-    found = steps_of("worst", chosen.worst, *chosen.others)
-    of_data = [replace(step, own_answers=False) for step in found] if draws_whose_answers(trainer) else []
-    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
-        return [*found, *of_data, *found * (STEPS - 1)]
-    shapes = told_apart([chosen.worst, chosen.usual, chosen.high])
-    about["batches"] |= {
-        **dict(zip(("worst", "usual", "high"), shapes, strict=True)),
-        "grouping": chosen.shuffled and about["batches"]["worst"].endswith(" tokens"),
-    }
-    steps = [*steps_of("usual", chosen.usual) * STEPS, *of_data, *found]
-    if chosen.half is not None and chosen.rows == about["micro_batch_size"]:  # else the argument does not decide it
-        half = about["micro_batch_size"] // 2
-        label = f"per_device_train_batch_size={half} and gradient_accumulation_steps={2 * about['accumulation']}"
-        steps += steps_of(label, chosen.half)
-    if chosen.cut is not None:
-        steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
-    change = _without_padding(trainer, longest) if on_gpu else ""
-    if change and (behind := without_padding(chosen.worst)) is not None:
-        steps += steps_of(change, behind, flash=True)
-    return steps
-
-
 # ---- the user's Trainer, shortened ----
 
 
-def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> Found:
+def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:
     """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away. The arguments as
     they were."""
     arguments = trainer.args
@@ -530,7 +439,7 @@ def _weights(device_type: str) -> list[torch.Tensor]:
     return found
 
 
-def _read_back(trainer: Any, asked: Found, tracer: StorageTracer) -> None:
+def _read_back(trainer: Any, asked: dict[str, Any], tracer: StorageTracer) -> None:
     """A checkpoint is read as a training does that is resumed, or keeps its best model: by transformers itself, from
     what the traced training has saved (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
     if not asked["resume_from_checkpoint"] and not asked["load_best_model_at_end"]:

@@ -9,23 +9,21 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
                                                       │ subclass prepares    │ "late": after it
 ```
 
-A request is a line of JSON on a socket, `{"fields": {…}, "adapter": {…}, "chunked_loss": false, "result": PATH,
-"quiet": true}`; the answer, when the forked process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at
-once `{"result": PATH, "too_late": true}` where something has acted on what would change. When the other end closes the
-socket, this process ends, with all that it forked.
+A request is a line of JSON on a socket, a `ForkRequest`; the answer, a `ForkEnded`, comes when the forked process has
+ended, or at once where something has acted on what would change. When the other end closes the socket, this process
+ends, with all that it forked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,10 @@ from transformers import Trainer, TrainingArguments
 
 from hf_memkit.ended_with_parent import end_with
 from hf_memkit.live_arguments import Reads, changed
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.adapters import chunk_losses, give_adapters, made_at, with_adapters
-from hf_memkit.prediction.trace_request import EARLY, LATE
-
-Fields = dict[str, Any]
+from hf_memkit.prediction.trace_request import EARLY, LATE, ForkEnded, ForkRequest
+from hf_memkit.script_overrides import Overrides
 
 
 @dataclass(slots=True)
@@ -56,8 +54,7 @@ class Forks:
     begin: Callable[[Path], None]
     reads: Reads
     folder_begins: Callable[[Any], None]
-    _asked: Fields | None = field(default=None, init=False)
-    _adapter: Fields = field(default_factory=dict, init=False)
+    _asked: Overrides | None = field(default=None, init=False)
     _prepares: bool = field(default=False, init=False)
 
     def install(self) -> None:
@@ -68,9 +65,9 @@ class Forks:
         @functools.wraps(plain)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             if self._asked is None:
-                self._serve(LATE, args, kwargs)
-                if self._adapter:
-                    args, kwargs = with_adapters(type(trainer), self._adapter, args, kwargs)
+                adapter = self._serve(LATE, args, kwargs).adapter
+                if adapter:
+                    args, kwargs = with_adapters(type(trainer), adapter, args, kwargs)
             plain(trainer, *args, **kwargs)
 
         def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,9 +77,9 @@ class Forks:
                 trainer.memkit_made_at = made_at(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
                 if self._prepares and self._forked():
-                    self._serve(EARLY, args, kwargs)
-                    if self._adapter:
-                        give_adapters(cls, self._adapter)
+                    adapter = self._serve(EARLY, args, kwargs).adapter
+                    if adapter:
+                        give_adapters(cls, adapter)
             return trainer
 
         vars_of: Any = Trainer
@@ -99,7 +96,7 @@ class Forks:
         end_with(parent)
         return True
 
-    def _serve(self, name: str, args: tuple[Any, ...], kwargs: Fields) -> None:
+    def _serve(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Overrides:
         """Waits for requests. Comes back in a process that was forked for one, with its fields."""
         arguments = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
         self.folder_begins(arguments)
@@ -120,7 +117,7 @@ class Forks:
                     process, path = running.pop(number)
                     os.close(number)
                     _, status = os.waitpid(process, 0)
-                    _send(connection, {"result": path, "why": _how(status)})
+                    _send(connection, ForkEnded(path, _how(status)))
                     continue
                 received = connection.recv(2**16)
                 if not received:
@@ -129,10 +126,11 @@ class Forks:
                     os._exit(0)
                 *lines, asked = (asked + received).split(b"\n")
                 for line in lines:
-                    request = json.loads(line)
-                    late = self._prepares and name == LATE and request["adapter"]
-                    if late or self._is_too_late(arguments, request["fields"]):
-                        _send(connection, {"result": request["result"], "too_late": True})
+                    request = wire.read(ForkRequest, line.decode())
+                    asked_for = request.overrides
+                    late = self._prepares and name == LATE and asked_for.adapter
+                    if late or self._is_too_late(arguments, asked_for.arguments):
+                        _send(connection, ForkEnded(request.result, too_late=True))
                         continue
                     parent = os.getpid()
                     process = os.fork()
@@ -144,20 +142,20 @@ class Forks:
                         # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
                         # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
                         torch.set_num_threads(1)
-                        if request["quiet"]:
+                        if asked_for.arguments:
                             _say_nothing()
-                        self._asked, self._adapter = request["fields"], request["adapter"]
-                        if request["chunked_loss"]:
+                        self._asked = asked_for
+                        if asked_for.loss:
                             chunk_losses()
-                        self.begin(Path(request["result"]))
-                        if arguments is not None and self._asked:
-                            changed(arguments, self._asked)
-                        return
+                        self.begin(Path(request.result))
+                        if arguments is not None and asked_for.arguments:
+                            changed(arguments, asked_for.arguments)
+                        return asked_for
                     watched = os.pidfd_open(process)
-                    running[watched] = (process, request["result"])
+                    running[watched] = (process, request.result)
                     poll.register(watched, select.POLLIN)
 
-    def _is_too_late(self, arguments: Any, fields: Fields) -> bool:
+    def _is_too_late(self, arguments: Any, fields: Mapping[str, Any]) -> bool:
         """Whether something has acted on what these fields would change; or it is not known."""
         if not fields:
             return False
@@ -174,9 +172,9 @@ def _say_nothing() -> None:
         os.dup2(nowhere, number)
 
 
-def _send(connection: socket.socket, content: dict[str, Any]) -> None:
+def _send(connection: socket.socket, ended: ForkEnded) -> None:
     with contextlib.suppress(BrokenPipeError):
-        connection.sendall(json.dumps(content).encode() + b"\n")
+        connection.sendall(wire.written(ended).encode() + b"\n")
 
 
 def _how(status: int) -> str | None:

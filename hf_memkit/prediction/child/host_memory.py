@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from hf_memkit.prediction.traced_training import HostMemory
 from hf_memkit.terms import Phase
 
 _KIB: Final = 1024
@@ -47,7 +48,7 @@ class _Held:
     file: _File | None
 
 
-class HostMemory:
+class HostWatch:
     """Counts storages of fake tensors on the CPU.
 
     Weights that are loaded as they are stored stay in their file (safetensors maps it): the system takes their RAM
@@ -68,9 +69,9 @@ class HostMemory:
         """What this process has taken so far is the script's own; later it is the prediction's."""
         self._own = anonymous_bytes() - self._began
 
-    def to_json(self) -> dict[str, Any]:
-        """`own`: bytes that the script holds itself, as measured here; `tensors`: `most`."""
-        return {"own": self._own, "tensors": dict(self.most)}
+    def used(self) -> HostMemory:
+        """What the script holds itself, and the most of its tensors."""
+        return HostMemory(self._own, dict(self.most))
 
     @contextlib.contextmanager
     def loading(self, stored: torch.dtype | None) -> Iterator[None]:

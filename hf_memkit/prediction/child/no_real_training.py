@@ -26,8 +26,9 @@ import torch.multiprocessing
 
 from hf_memkit.prediction.child.training_commands import training_command
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
+from hf_memkit.prediction.traced_training import Failed, Outcome
 
-Refuse = Callable[[dict[str, Any]], NoReturn]
+Refuse = Callable[[Outcome], NoReturn]
 
 _PYTHON: Final = str(Path(os.__file__).parent)
 """The folder of Python's own library."""
@@ -137,8 +138,8 @@ def _name(function: Any) -> str:
     return f"{getattr(getattr(function, 'func', function), '__qualname__', function)}()"
 
 
-def _error(what: str) -> dict[str, Any]:
-    return {"error": {"type": "StartedTraining", "message": what, "place": _place(), "traceback": ""}}
+def _error(what: str) -> Outcome:
+    return Outcome(failed=Failed(False, "StartedTraining", what, _place(), ""))
 
 
 def _place() -> str:

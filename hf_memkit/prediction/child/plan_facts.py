@@ -1,7 +1,7 @@
-"""What a plan has to know of the user's Trainer besides its trace: plain data, before anything is changed for that.
+"""What only plans have to know of the user's Trainer, before anything is changed for its trace.
 
-In: the Trainer, ready to train. Out: its arguments as far as candidates change them, how long the run is, and what
-decides whether another setup gives the same result.
+In: the Trainer, ready to train. Out: what could be done in another way, how long the run is, and what decides whether
+another setup gives the same result.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import sys
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -21,22 +20,10 @@ from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.trainer_utils import has_length
 
-from hf_memkit.compat import name_in_version
-from hf_memkit.fp16_overflow import overflow_in_fp16
 from hf_memkit.prediction.child.inputs import base_model
-from hf_memkit.prediction.child.pretrained import has_device_map, loaded_at
+from hf_memkit.prediction.child.pretrained import has_device_map, is_loaded, loaded_at
+from hf_memkit.prediction.traced_training import BatchEffects, ModelTraits, Padding, PlanFacts, RunLength, Weights
 from hf_memkit.when_imported import when_imported
-
-_FIELDS: Final = (
-    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-    "activation_checkpointing", "activation_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32",
-    "use_liger_kernel", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy",
-    "save_steps", "dataloader_drop_last", "deepspeed", "packing", "padding_free", "loss_type",
-    "train_sampling_strategy", "average_tokens_across_devices", "eval_accumulation_steps",
-    "torch_empty_cache_steps", "max_length", "auto_find_batch_size", "dataloader_num_workers", "save_only_model",
-    "load_best_model_at_end",
-)  # fmt: skip
-"""Of TrainingArguments and TRL's configs: what candidates change, and what says how long a run is."""
 
 _SCHEDULE: Final = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
@@ -49,59 +36,63 @@ _FREE: Final = ("sentence_transformers.",)
 """Trainers whose losses compare the rows of a batch with one another: a smaller micro-batch is another loss."""
 
 
-def plan_facts(trainer: Any) -> dict[str, Any]:
-    """All of it, as JSON has it."""
-    model = trainer.model
+def plan_facts(trainer: Any) -> PlanFacts:
+    """All that is known before batches are chosen."""
+    model, arguments = trainer.model, trainer.args
     base = base_model(model)
     config = getattr(base, "config", None)
     parameters = list(model.parameters())
-    return {
-        "arguments": _arguments(trainer.args),
-        "arguments_class": type(trainer.args).__name__,
-        "fields": sorted(getattr(type(trainer.args), "__dataclass_fields__", {})),
-        "model_class": type(base).__name__,
-        "model_type": getattr(config, "model_type", None),
-        "attention": getattr(config, "_attn_implementation", None),
-        "supports_checkpointing": bool(getattr(base, "supports_gradient_checkpointing", False)),
-        "supports_sdpa": bool(getattr(base, "_supports_sdpa", False)),
-        "supports_flash": bool(getattr(base, "_supports_flash_attn", False)),
-        "loaded": hasattr(base, "from_pretrained"),
-        "loaded_at": loaded_at(base),
-        "made_at": getattr(trainer, "memkit_made_at", None),
-        "adapters": hasattr(model, "peft_config"),
-        "quantised": bool(getattr(base, "is_quantized", False)),
-        "own_optimizer": trainer.optimizer is not None
+    trained = [each for each in parameters if each.requires_grad]
+    frozen = [each for each in parameters if not each.requires_grad]
+    return PlanFacts(
+        model=ModelTraits(
+            model_type=getattr(config, "model_type", None),
+            attention=getattr(config, "_attn_implementation", None),
+            supports_checkpointing=bool(getattr(base, "supports_gradient_checkpointing", False)),
+            supports_sdpa=bool(getattr(base, "_supports_sdpa", False)),
+            of_transformers=hasattr(base, "from_pretrained"),
+            from_pretrained=is_loaded(base),
+            loaded_at=loaded_at(base),
+            device_map=has_device_map(base),
+            adapters=hasattr(model, "peft_config"),
+            quantised=bool(getattr(base, "is_quantized", False)),
+            chunkable_loss=_is_chunkable(trainer, base),
+        ),
+        weights=Weights(
+            trained=tuple(each.numel() for each in trained),
+            frozen=tuple(each.numel() for each in frozen),
+            trained_bytes=sum(each.numel() * each.element_size() for each in trained),
+            frozen_bytes=sum(each.numel() * each.element_size() for each in frozen),
+            gradient_bytes=max((each.element_size() for each in trained), default=4),
+        ),
+        batch=BatchEffects(
+            rows_compared=any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
+            or hasattr(trainer, "_buffered_inputs"),
+            scaled_by_accumulation=_is_scaled(trainer, base),
+            loss_func=trainer.compute_loss_func is not None,
+            fixed_by_deepspeed=tuple(fixed_by_deepspeed(arguments.deepspeed)),
+            late_batch=getattr(trainer, "_train_batch_size", None) not in (None, arguments.train_batch_size),
+            batch_norm=any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
+            mean_of_micro_batches=_is_divided(trainer),
+            dropout=any(_drops(each) for each in model.modules())
+            or bool(getattr(arguments, "neftune_noise_alpha", None)),
+        ),
+        length=_length(trainer),
+        padding=Padding(
+            share=None,
+            longest_row=None,
+            is_left_out=bool(getattr(trainer, "padding_free", False)),
+            needed=needs_padding(trainer) or refused_by_trl(trainer),
+            counts_first_labels=not getattr(trainer, "_loss_shifts_labels", True),
+            cuts_rows=not getattr(trainer, "_skip_prepare_dataset", False),
+        ),
+        made_at=getattr(trainer, "memkit_made_at", None),
+        parses_arguments=bool(_made_parsers),
+        own_optimizer=trainer.optimizer is not None
         or trainer.optimizer_cls_and_kwargs is not None
         or overrides_optimizer(trainer),
-        "device_map": has_device_map(base),
-        "schedule": [str(getattr(trainer.args, name, None)) for name in _SCHEDULE],
-        "chunkable_loss": _is_chunkable(trainer, base),
-        "generates": bool(getattr(trainer.args, "predict_with_generate", False)),
-        "dtypes": _dtypes(parameters),
-        "trained_dtypes": _dtypes([each for each in parameters if each.requires_grad]),
-        "frozen_bytes": sum(each.numel() * each.element_size() for each in parameters if not each.requires_grad),
-        "trained_bytes": sum(each.numel() * each.element_size() for each in parameters if each.requires_grad),
-        "trained_sizes": [each.numel() for each in parameters if each.requires_grad],
-        "frozen_sizes": [each.numel() for each in parameters if not each.requires_grad],
-        "gradient_bytes": max((each.element_size() for each in parameters if each.requires_grad), default=4),
-        "dropout": any(_drops(each) for each in model.modules())
-        or bool(getattr(trainer.args, "neftune_noise_alpha", None)),
-        "batch_norm": any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
-        "mean_of_micro_batches": _is_divided(trainer),
-        "loss_func": trainer.compute_loss_func is not None,
-        "scaled_by_accumulation": _is_scaled(trainer, base),
-        "fixed_by_deepspeed": fixed_by_deepspeed(trainer.args.deepspeed),
-        "fp16_overflow": fp16_overflow(trainer),
-        "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
-        "parses_arguments": bool(_made_parsers),
-        "padding_free": bool(getattr(trainer, "padding_free", False)),
-        "needs_padding": needs_padding(trainer) or refused_by_trl(trainer),
-        "counts_first_labels": not getattr(trainer, "_loss_shifts_labels", True),
-        "cuts_rows": not getattr(trainer, "_skip_prepare_dataset", False),
-        "rows_compared": any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
-        or hasattr(trainer, "_buffered_inputs"),
-        **_length(trainer),
-    }
+        schedule=tuple(str(getattr(arguments, name, None)) for name in _SCHEDULE),
+    )
 
 
 def overrides_optimizer(trainer: Any) -> bool:
@@ -114,20 +105,6 @@ def made_by_trainer(trainer: Any) -> bool:
     Trainer's unless one asks for more (llamafactory 0.9.5, axolotl 0.19.0, ms-swift 4.6.0)."""
     made = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     return type(made) is trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
-
-
-def _dtypes(parameters: list[torch.nn.Parameter]) -> list[str]:
-    return sorted({str(each.dtype).removeprefix("torch.") for each in parameters})
-
-
-def fp16_overflow(trainer: Any) -> str:
-    """What overflows in this training, where it computes in fp16; empty: nothing is known."""
-    model = trainer.model
-    base = base_model(model)
-    if not trainer.args.fp16 and all(each.dtype != torch.float16 for each in base.parameters()):
-        return ""
-    kept = getattr(base, "_keep_in_fp32_modules", None) or ()
-    return overflow_in_fp16(getattr(getattr(base, "config", None), "model_type", None), kept)
 
 
 def needs_padding(trainer: Any) -> str:
@@ -244,19 +221,6 @@ def _source(function: Any) -> str:
         return ""
 
 
-def _arguments(arguments: Any) -> dict[str, Any]:
-    found = {}
-    installed = tuple(map(int, version("transformers").split(".")[:2]))
-    for name in _FIELDS:
-        own = name_in_version(name, installed)
-        if hasattr(arguments, own):
-            value = getattr(arguments, own)
-            value = getattr(value, "value", value)
-            with contextlib.suppress(TypeError):
-                found[name] = json.loads(json.dumps(value))
-    return found
-
-
 def _drops(module: nn.Module) -> bool:
     """Whether it draws in training: dropout, and modules with a share of their own to drop, such as attention that
     drops within its kernel, OPT's layers (`dropout`), stochastic depth (`drop_prob`, `layerdrop`)."""
@@ -276,21 +240,21 @@ def _rows_an_epoch(trainer: Any, loader: Any, rows: int) -> int:
     return rows
 
 
-def _length(trainer: Any) -> dict[str, Any]:
-    """How many optimizer steps, sequences, evaluations and saves the run has; without those that nobody can tell."""
-    found: dict[str, Any] = {}
+def _length(trainer: Any) -> RunLength:
+    found = RunLength(generates=bool(getattr(trainer.args, "predict_with_generate", False)))
     with contextlib.suppress(Exception):  # a loader without a length, a Trainer of another kind
         loader = trainer.get_train_dataloader()
         values = trainer.set_initial_training_values(trainer.args, loader)
         steps = int(values[-1])
         if 0 < steps < sys.maxsize:
-            found["steps"] = steps
-            found["steps_an_epoch"] = int(values[1])
+            found = replace(found, steps=steps, steps_an_epoch=int(values[1]))
             if has_length(loader):
-                found["rows"] = int(values[2])
-                found["rows_an_epoch"] = _rows_an_epoch(trainer, loader, found["rows"])
+                rows = int(values[2])
+                found = replace(found, rows=rows)
+                found = replace(found, rows_an_epoch=_rows_an_epoch(trainer, loader, rows))
     with contextlib.suppress(Exception):
         sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
         if None not in sets.values():
-            found["evaluation_batches"] = sum(len(trainer.get_eval_dataloader(each)) for each in sets.values())
+            batches = sum(len(trainer.get_eval_dataloader(each)) for each in sets.values())
+            found = replace(found, evaluation_batches=batches)
     return found

@@ -30,14 +30,19 @@ from hf_memkit.prediction.child.older_libraries import (
 )
 from hf_memkit.prediction.child.quantised import quantised, quantizers
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
+from hf_memkit.prediction.traced_training import CallPlace
 
-_loaded_at: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_loaded_at: weakref.WeakKeyDictionary[Any, CallPlace | None] = weakref.WeakKeyDictionary()
 _with_device_map: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def loaded_at(model: Any) -> dict[str, Any] | None:
-    """The call of the user's in which `from_pretrained` made a model (`adapters.py`, `place_of`), empty where nobody
-    knows; None: it was made in another way."""
+def is_loaded(model: Any) -> bool:
+    """Whether `from_pretrained` made it."""
+    return model in _loaded_at
+
+
+def loaded_at(model: Any) -> CallPlace | None:
+    """The call of the user's in which `from_pretrained` made a model; None: nobody knows."""
     return _loaded_at.get(model)
 
 
@@ -58,13 +63,13 @@ def _by_trls_trainer() -> bool:
     return False
 
 
-def _users_call() -> dict[str, Any]:
+def _users_call() -> CallPlace | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if (found := place_of(frame)) is not None:
             return found
         frame = frame.f_back
-    return {}
+    return None
 
 
 def weights_are_shapes(boundary: RealAndFake) -> None:

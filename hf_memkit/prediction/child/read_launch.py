@@ -1,7 +1,6 @@
 """What a launcher or a front end would start, read by its own code: nothing is started.
 
-In: a command, as words. Out: a line of JSON: the script, its arguments and where it stands, GPUs on each machine,
-machines, and the variables that its processes get. accelerate reads its config file, too.
+In: a command, as words. Out: a line of JSON, a `ReadCommand`. accelerate reads its config file, too.
 
     python -m hf_memkit.prediction.child.read_launch --gpus 1 accelerate launch --config_file zero3.yaml train.py
 
@@ -13,10 +12,10 @@ GPUs as `--gpus N` says, which comes first; with 0 those of this machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +23,12 @@ from typing import Any, Final
 
 import yaml
 
-from hf_memkit.launched import FRONT_ENDS
+from hf_memkit.launched import FRONT_ENDS, ReadCommand
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.fake_gpu import no_function_has_rules, one_gpu
 from hf_memkit.prediction.child.no_real_training import STARTS
 from hf_memkit.prediction.child.training_commands import training_command
+from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 
 _UNKNOWN: Final = 3
@@ -39,10 +40,8 @@ _OF_MACHINES: Final = ("machine_rank", "main_process_ip")
 
 _NO_PYTHON: Final = "--no_python: the program is no Python script; omit it"
 
-Found = dict[str, Any]
 
-
-def read_launch(words: Sequence[str], gpus: int = 0) -> Found:
+def read_launch(words: Sequence[str], gpus: int = 0) -> ReadCommand:
     """What a command would start. It begins with a launcher, a front end, or `python -m` and a launcher's module.
 
     Args:
@@ -68,10 +67,10 @@ def read_launch(words: Sequence[str], gpus: int = 0) -> Found:
         found = _torchrun(rest)
     else:
         found = _deepspeed(rest)
-    return {**found, "at": len(words) - len(found["arguments"]) - 1}
+    return replace(found, at=len(words) - len(found.script.arguments) - 1)
 
 
-def _accelerate(words: list[str]) -> Found:
+def _accelerate(words: list[str]) -> ReadCommand:
     """accelerate 1.15.0: commands/launch.py, `launch_command`; utils/launch.py."""
     import torch
     from accelerate.commands import launch
@@ -103,12 +102,12 @@ def _accelerate(words: list[str]) -> Found:
     else:
         environment, processes = variables.prepare_simple_launcher_cmd_env(arguments)[1], 1
     everything = defaults is None and given is None and processes == _UNKNOWN
-    return {
-        **_script(arguments),
-        "gpus": None if everything else max(1, processes // nodes),
-        "nodes": nodes,
-        "environment": {name: each for name, each in environment.items() if os.environ.get(name) != each},
-    }
+    return ReadCommand(
+        _script(arguments),
+        gpus=None if everything else max(1, processes // nodes),
+        nodes=nodes,
+        environment={name: each for name, each in environment.items() if os.environ.get(name) != each},
+    )
 
 
 def _about_its_config(given: str | None, error: Exception) -> str:
@@ -120,7 +119,7 @@ def _about_its_config(given: str | None, error: Exception) -> str:
     return f"{why}; to find the mistake: memkit check {path}" if Path(path).is_file() else why
 
 
-def _torchrun(words: list[str]) -> Found:
+def _torchrun(words: list[str]) -> ReadCommand:
     from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
     arguments = get_args_parser().parse_args(words)
@@ -128,14 +127,15 @@ def _torchrun(words: list[str]) -> Found:
     if least != most:
         raise ValueError(f"--nnodes {arguments.nnodes}: give one number of machines")
     each = arguments.nproc_per_node
-    return {
-        **_script(arguments), "nodes": most,
-        "gpus": int(each) if str(each).isdigit() else None,
-        "environment": {"ACCELERATE_USE_CPU": "true"} if each == "cpu" else {},
-    }  # fmt: skip
+    return ReadCommand(
+        _script(arguments),
+        gpus=int(each) if str(each).isdigit() else None,
+        nodes=most,
+        environment={"ACCELERATE_USE_CPU": "true"} if each == "cpu" else {},
+    )
 
 
-def _deepspeed(words: list[str]) -> Found:
+def _deepspeed(words: list[str]) -> ReadCommand:
     """deepspeed 0.19.8: launcher/runner.py, `parse_args`, `parse_inclusion_exclusion`."""
     from deepspeed.launcher import runner
 
@@ -155,10 +155,8 @@ def _deepspeed(words: list[str]) -> Found:
         slots = runner.fetch_hostfile(arguments.hostfile)
         nodes = nodes if nodes > 0 else len(slots)
         gpus = gpus if gpus > 0 else min(slots.values())
-    script = {
-        "script": arguments.user_script, "is_module": bool(arguments.module), "arguments": list(arguments.user_args),
-    }  # fmt: skip
-    return {**script, "gpus": gpus if gpus > 0 else None, "nodes": max(1, nodes), "environment": {}}
+    script = UserScript(arguments.user_script, bool(arguments.module), tuple(arguments.user_args))
+    return ReadCommand(script, gpus=gpus if gpus > 0 else None, nodes=max(1, nodes))
 
 
 _GPU: Final = (9, 0)
@@ -173,7 +171,7 @@ class _Started(BaseException):
         self.words, self.environment = list(words), dict(environment)
 
 
-def _front_end(name: str, words: list[str], gpus: int) -> Found:
+def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
     (script,) = entry_points(group="console_scripts", name=name) or (None,)
     if script is None:
         raise ValueError(f"no command {name} is installed in the environment of {sys.executable}")
@@ -207,13 +205,10 @@ def _front_end(name: str, words: list[str], gpus: int) -> Found:
     os.environ.update(changed)
     if Path(command[0]).name.startswith("python") and "torch.distributed.run" not in command:
         at = command.index("-m") + 1 if "-m" in command[:2] else 1
-        found: Found = {
-            "script": command[at], "is_module": at == 2, "arguments": command[at + 1 :], "at": at, "gpus": 1,
-            "nodes": 1, "environment": {}, "is_launcher": False,
-        }  # fmt: skip
+        found = ReadCommand(UserScript(command[at], at == 2, tuple(command[at + 1 :])), at, is_launcher=False)
     else:
         found = read_launch(command)
-    return {**found, "environment": {**changed, **found["environment"]}, "command": command}
+    return replace(found, environment={**changed, **found.environment}, command=tuple(command))
 
 
 def _ends_where_it_starts(event: str, arguments: tuple[Any, ...]) -> None:
@@ -261,11 +256,10 @@ def _trains_at_once() -> None:
     vars(tuner)["run_exp"] = run_exp
 
 
-def _script(arguments: argparse.Namespace) -> Found:
+def _script(arguments: argparse.Namespace) -> UserScript:
     if arguments.no_python:
         raise ValueError(_NO_PYTHON)
-    given = list(arguments.training_script_args)
-    return {"script": arguments.training_script, "is_module": bool(arguments.module), "arguments": given}
+    return UserScript(arguments.training_script, bool(arguments.module), tuple(arguments.training_script_args))
 
 
 if __name__ == "__main__":
@@ -273,5 +267,5 @@ if __name__ == "__main__":
         answer = read_launch(sys.argv[3:], int(sys.argv[2]))
     except Exception as error:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        answer = {"error": text}
-    print(json.dumps(answer))
+        answer = ReadCommand(error=text)
+    print(wire.written(answer))

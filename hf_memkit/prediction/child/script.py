@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from transformers import Trainer
 from hf_memkit.components import packed_batches
 from hf_memkit.errors import MemkitError, Unmodelled
 from hf_memkit.live_arguments import watch_reads
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
@@ -69,18 +70,17 @@ from hf_memkit.prediction.child.trainers_folder import MADE, folder_goes_away
 from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
 from hf_memkit.prediction.trace_request import LIVE, SETUP, ScriptRequest
+from hf_memkit.prediction.traced_training import Failed, Outcome, TracedTraining, Untrained
 from hf_memkit.script_overrides import Overrides, install
 from hf_memkit.setup import Setup
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
-
-Found = dict[str, Any]
 
 
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where it called `train()`."""
     _enter_its_world(request)
     differs: list[str] = []
-    overrides = Overrides.from_json(request.overrides or {})
+    overrides = request.overrides or Overrides()
     if request.overrides is not None:
         install(overrides, differs=differs.append)
     if overrides.adapter:
@@ -89,7 +89,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu",
         request.capability if request.device == "cuda" else None,
-        work=request.work,
+        work=request.for_plan,
     )
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
@@ -98,12 +98,11 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     folder_begins = folder_goes_away(result.with_name(MADE))
     evaluations = Evaluations(worst=request.worst_batch)
 
-    def traced(trainer: Any, train: Any) -> Found:
+    def traced(trainer: Any, train: Any) -> TracedTraining:
         if tracer.host is not None:
             tracer.host.training_begins()
-        found = _traced(tracer, boundary, trainer, train, evaluations, worst=request.worst_batch)
-        found["about"]["notes"] += differs
-        return found
+        found = _traced(tracer, boundary, trainer, train, evaluations, request)
+        return replace(found, notes=(*found.notes, *differs))
 
     loops = OwnLoops(_own_loop)
     library = None
@@ -122,12 +121,11 @@ def run_script(request: ScriptRequest, result: Path) -> None:
             request.script.run()
     except BaseException as error:
         raised = error
-    found: Found
     if isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
-        found = {"error": {"type": OwnLoop.__name__, "message": str(OwnLoop()), "place": loops.place, "traceback": ""}}
+        found = Outcome(failed=Failed(False, OwnLoop.__name__, str(OwnLoop()), loops.place, ""))
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
-        found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
+        found = Outcome(untrained=Untrained(code if isinstance(code, int | None) else str(code)))
     else:
         found = _failure(raised)
     out.write(found)
@@ -153,20 +151,20 @@ class _Result:
         """Whether this is the process that traces: the script may fork others, which come by here, too."""
         return os.getpid() == self._process
 
-    def write(self, content: Found) -> None:
+    def write(self, content: Outcome) -> None:
         """By this process alone: a child that the script forked may come here too."""
         if not self.is_mine():
             os._exit(1)
         self._put(content)
 
-    def _put(self, content: Found) -> None:
+    def _put(self, content: Outcome) -> None:
         temporary = self.path.with_suffix(f".{os.getpid()}")
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)  # `open` may lead elsewhere (leaves_nothing.py)
         with os.fdopen(number, "w") as file:
-            file.write(json.dumps(content))
+            file.write(wire.written(content))
         temporary.replace(self.path)
 
-    def end(self, content: Found) -> NoReturn:
+    def end(self, content: Outcome) -> NoReturn:
         """Writes it and ends the script, whichever of its processes and threads this is."""
         self._put(content)
         with contextlib.suppress(Exception):
@@ -220,7 +218,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
 
 
 def _at_train(
-    traced: Callable[[Any, Any], Found],
+    traced: Callable[[Any, Any], TracedTraining],
     evaluations: Evaluations,
     loops: OwnLoops,
     library: LibraryEvaluations | None,
@@ -246,7 +244,7 @@ def _at_train(
             evaluations.answer = loops.stop = None
             if library is not None:
                 library.in_training = True
-            found = traced(self, original)
+            found = Outcome(traced(self, original))
         except Exception as error:
             found = _failure(error)
         out.end(found)
@@ -266,11 +264,11 @@ def _traced(
     trainer: Any,
     train: Any,
     evaluations: Evaluations,
-    *,
-    worst: bool,
-) -> Found:
+    request: ScriptRequest,
+) -> TracedTraining:
+    asked = {"worst": request.worst_batch, "for_plan": request.for_plan}
     if boundary is None:
-        return traced_training(trainer, train, tracer, lambda: tracer, evaluations, worst=worst)
+        return traced_training(trainer, train, tracer, lambda: tracer, evaluations, **asked)
     boundary.leave()
 
     @contextlib.contextmanager
@@ -286,7 +284,7 @@ def _traced(
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 
-    return traced_training(trainer, train, tracer, fake, evaluations, worst=worst)
+    return traced_training(trainer, train, tracer, fake, evaluations, **asked)
 
 
 def _setup_of(trainer: Any) -> Setup:
@@ -305,21 +303,14 @@ def _setup_of(trainer: Any) -> Setup:
     return setup.put("model.attn_implementation", attention, why) if isinstance(attention, str) else setup
 
 
-def _failure(error: BaseException) -> Found:
+def _failure(error: BaseException) -> Outcome:
     """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
-    if not isinstance(error, MemkitError):
-        said = " ".join(str(error).split())[:200]
-        place = line_of(error.__traceback__) or users_line()  # caught where the script calls train()
-        about = {"type": type(error).__name__, "message": said, "place": place}
-        return {"script_error": {**about, "text": _users_traceback(error)}}
-    return {
-        "error": {
-            "type": type(error).__name__,
-            "message": str(error),
-            "place": line_of((error.__cause__ or error).__traceback__) or users_line(),
-            "traceback": traceback.format_exc()[-4000:],
-        }
-    }
+    by_script = not isinstance(error, MemkitError)
+    cause = error if by_script else error.__cause__ or error
+    place = line_of(cause.__traceback__) or users_line()  # caught where the script calls train()
+    message = " ".join(str(error).split())[:200] if by_script else str(error)
+    text = _users_traceback(error) if by_script else traceback.format_exc()[-4000:]
+    return Outcome(failed=Failed(by_script, type(error).__name__, message, place, text))
 
 
 def _users_traceback(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hf_memkit.compat import is_on, names_of
+from hf_memkit.prediction.traced_training import Engine
 
 _BY_LAUNCHER = "ACCELERATE_USE_DEEPSPEED"
 """By which `accelerate launch` says that its variables hold a DeepSpeed config."""
@@ -69,22 +70,20 @@ def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
     return {**plugin.deepspeed_config, **({name: {"enabled": "auto"} for name in missing} if by_arguments else {})}
 
 
-def about_engine(trainer: Any) -> dict[str, Any] | None:
-    """The config, resolved and as it is written, and the trained model's parameters by size: what the ledger is
-    computed from. None: no engine."""
+def traced_engine(trainer: Any) -> Engine | None:
+    """What the ledger of an engine is computed from. None: there is no engine."""
     if getattr(trainer.args, "memkit_engine", None) is None:
         return None
     config = _resolved(trainer)
     decayed = set(trainer.get_decay_parameter_names(trainer.model))
-    rows = [(name, each.numel(), each.requires_grad) for name, each in trainer.model.named_parameters()]
-    return {
-        "config": config,
-        "written": trainer.args.memkit_engine,
-        "sizes": [size for _, size, _ in rows],
-        "trained": [trained for _, _, trained in rows],
-        "decayed": [name in decayed for name, _, _ in rows],
-        "linear_elements": _in_linear_layers(trainer),
-    }
+    rows = [(each.requires_grad, each.numel(), name in decayed) for name, each in trainer.model.named_parameters()]
+    return Engine(
+        config=config,
+        written=trainer.args.memkit_engine,
+        trained=tuple(row[1:] for row in rows if row[0]),
+        frozen=tuple(row[1:] for row in rows if not row[0]),
+        linear_elements=_in_linear_layers(trainer),
+    )
 
 
 def _in_linear_layers(trainer: Any) -> int:

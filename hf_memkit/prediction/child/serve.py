@@ -1,10 +1,8 @@
 """The child process: loads the libraries once, then forks a process for each case.
 
-A line of JSON comes in, `{"script": …, "result": PATH, "files": 0 | 2}`; a line goes out when the case is over,
-`{"status": "done" | "died", "why": …}`. What the case came to stands in the file at PATH. Two files are the script's
-standard input, and where it writes; they come through the socket whose number is the argument. A case may change its
-process as it likes, and die in it: the next one starts from the same loaded libraries. A line may hold a launcher's
-command instead of a script: its words (`"command"`), `"environment"` and `"folder"`.
+A line of JSON comes in, a `Case`; a line goes out when the case is over, `{"why": …}`: how its process died, null if
+it did not. What it came to stands in the file that the case names. Files come through the socket whose number is the
+argument. A case may change its process as it likes, and die in it: the next one starts from the same loaded libraries.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
 with all that it started, and the folders are removed that the other one made for it; so is what a script leaves when
@@ -36,7 +34,11 @@ from typing import Any, Final, NoReturn
 import psutil
 
 from hf_memkit.ended_with_parent import end_with
+from hf_memkit.launched import ReadCommand
+from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.quick_imports import load_again
+from hf_memkit.prediction.trace_request import SETUP, Case, ScriptRequest
+from hf_memkit.prediction.traced_training import Failed, Outcome
 
 _MODULES: Final = "modules.json"
 """Beside the result: what the case imported, which is imported here for the cases after it."""
@@ -58,12 +60,12 @@ def serve() -> None:
     shim = shim or _tried()
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
-        job = json.loads(line)
-        job["files"] = socket.recv_fds(files, 1, job["files"])[1] if job["files"] else []
-        answer, modules = _supervised(job, answers.fileno())
-        for number in job["files"]:
+        case = wire.read(Case, line)
+        given = socket.recv_fds(files, 1, case.files)[1] if case.files else []
+        why, modules = _supervised(case, given, answers.fileno())
+        for number in given:
             os.close(number)
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps({"why": why}), file=answers, flush=True)
         load_again(modules)  # while nobody waits
 
 
@@ -126,11 +128,11 @@ def _tried() -> str | None:
     return _forked(self_test, 60)
 
 
-def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list[str]]:
-    """How the case ended, and the modules that it imported, if the script was memkit's own."""
+def _supervised(case: Case, files: list[int], answers: int) -> tuple[str | None, list[str]]:
+    """How the case died, and the modules that it imported, if the script was memkit's own."""
     from hf_memkit.prediction.child.trainers_folder import MADE, remove_made
 
-    result = Path(job["result"])
+    result = Path(case.result)
     modules = result.with_name(_MODULES)
 
     def over() -> None:
@@ -139,68 +141,68 @@ def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list
 
     def given_up() -> None:
         over()
-        for folder in (str(result.parent), job.get("script", {}).get("forks")):
+        for folder in (str(result.parent), case.script.forks if case.script is not None else None):
             if folder is not None:  # whoever made it was killed
                 shutil.rmtree(folder, ignore_errors=True)
 
-    does = _command if "command" in job else _script
-    why = _forked(lambda: does(job, result, answers), None, given_up)
+    def does() -> None:
+        os.close(answers)  # what the script starts may outlive this process
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
+        if case.script is not None:
+            _script(case.script, files, result)
+        else:
+            _command(case, result)
+
+    why = _forked(does, None, given_up)
     over()
-    imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
-    return {"status": "done" if why is None else "died", "why": why}, imported
+    return why, json.loads(modules.read_text()) if why is None and modules.exists() else []
 
 
-def _script(job: dict[str, Any], result: Path, answers: int) -> None:
+def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
     """Runs a user's script with its own standard input and output. What fails before its first line is a result, too:
     a library that another one does not fit, say."""
-    os.close(answers)  # what the script starts may outlive this process
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
-    stdin = None
-    if job["files"]:
-        stdin, output = job["files"]
+    if files:
+        stdin, output = files
         for number in (1, 2):
             os.dup2(output, number)
         os.close(output)
+        request = replace(request, stdin=stdin)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
     try:
         from hf_memkit.prediction.child.script import run_script
-        from hf_memkit.prediction.trace_request import SETUP, ScriptRequest
 
         before = set(sys.modules)
-        request = replace(ScriptRequest.from_json(job["script"]), stdin=stdin)
         run_script(request, result)
         if request.script.target == SETUP:
             imported = [name for name in sys.modules if name not in before]
             result.with_name(_MODULES).write_text(json.dumps(imported))
     except Exception as error:
-        about = {"type": type(error).__name__, "message": str(error), "place": "", "text": traceback.format_exc()}
-        result.write_text(json.dumps({"script_error": about}))
+        failed = Failed(True, type(error).__name__, str(error), "", traceback.format_exc())
+        result.write_text(wire.written(Outcome(failed=failed)))
 
 
-def _command(job: dict[str, Any], result: Path, answers: int) -> None:
+def _command(case: Case, result: Path) -> None:
     """Reads the command of a launcher, whose parser says what is wrong before it ends the process."""
     printed = result.with_name("printed")
     output = os.open(printed, os.O_RDWR | os.O_CREAT)
     for number in (1, 2):
         os.dup2(output, number)
-    os.close(answers)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
-    os.environ.update(job["environment"])
-    os.chdir(job["folder"])
+    os.environ.update(case.environment)
+    os.chdir(case.folder)
     try:
         from hf_memkit.prediction.child.read_launch import read_launch
 
-        found = read_launch(job["command"])
+        found = read_launch(list(case.command))
     except Exception as error:
-        found = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+        found = ReadCommand(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
     except SystemExit as left:
         sys.stdout.flush()
         lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
         why = lines[-1] if lines and left.code else f"its parser ended: exit code {left.code}"
-        found = {"error": why.rpartition("error: ")[2] if left.code else "starts no training; omit --help"}
-    result.write_text(json.dumps(found))
+        found = ReadCommand(error=why.rpartition("error: ")[2] if left.code else "starts no training; omit --help")
+    result.write_text(wire.written(found))
 
 
 def _forked(

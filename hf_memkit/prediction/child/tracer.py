@@ -26,7 +26,7 @@ from hf_memkit.prediction.child.constant_propagation import WITHOUT_FAKE, KnownV
 from hf_memkit.prediction.child.cuda_dtypes import REFUSED, refuse_types
 from hf_memkit.prediction.child.fast_fakes import FastFakes
 from hf_memkit.prediction.child.gpu_events import GpuEvents
-from hf_memkit.prediction.child.host_memory import HostMemory
+from hf_memkit.prediction.child.host_memory import HostWatch
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 from hf_memkit.prediction.child.plain_tensors import device_type, is_fake, plain_tensors
 from hf_memkit.prediction.child.work_recorder import WorkRecorder, activate
@@ -81,7 +81,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._until: float | None = None
         self._limit_s = 0.0
         self.device_type = device_type
-        self.host = HostMemory() if device_type != "cpu" else None
+        self.host = HostWatch() if device_type != "cpu" else None
         self.recorder = WorkRecorder(device_type) if work else None
         if self.recorder is not None:
             self.trace.work = self.recorder.work

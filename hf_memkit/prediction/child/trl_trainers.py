@@ -29,6 +29,7 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.inputs import base_model
 from hf_memkit.prediction.child.work_recorder import launched
+from hf_memkit.prediction.traced_training import Vllm
 
 
 def answer_trl() -> None:
@@ -131,12 +132,9 @@ def draws_whose_answers(trainer: Any) -> bool:
 _BYTES_A_WEIGHT: Final = 2
 
 
-def about_vllm(trainer: Any) -> dict[str, Any] | None:
-    """What a Trainer's vLLM takes of this GPU; None: it has none.
-
-    `mode`: with `"server"` that is nothing. `share`: of the GPU's memory, for weights, activations and the cache of
-    keys and values. `sleeps`: whether it gives that back after each generation. `weights_bytes`: of its own copy of
-    the weights, in 16 bits, as vLLM's dtype "auto" makes of fp32; where bitsandbytes has quantised them, as they are.
+def traced_vllm(trainer: Any) -> Vllm | None:
+    """What a Trainer's vLLM takes of this GPU; None: it has none. Its own weights are in 16 bits, as vLLM's dtype
+    "auto" makes of fp32; where bitsandbytes has quantised them, as they are.
 
     From TRL 1.16: generation/vllm_generation.py, `gpu_memory_utilization`, `generate` (`sleep(level=2)`); the dtype
     from https://docs.vllm.ai/en/latest/configuration/engine_args/.
@@ -150,17 +148,15 @@ def about_vllm(trainer: Any) -> dict[str, Any] | None:
     if not isinstance(getattr(found, "llm", None) or getattr(found, "vllm_client", None), _Engine | _Server):
         raise Unmodelled(f"use_vllm: not supported for {type(trainer).__name__}; omit it, or measure with memkit run")
     if found.mode != "colocate":
-        return {"mode": found.mode}
+        return Vllm(found.mode)
     model = base_model(trainer.model)
     adapters = trainer.model.prefix if model is not trainer.model else "-"
     weights = [each for name, each in model.named_parameters() if adapters not in name]
-    return {
-        "mode": found.mode,
-        "share": float(found.gpu_memory_utilization),
-        "sleeps": bool(found.enable_sleep_mode),
-        "weights_bytes": sum(each.numel() * min(each.element_size(), _BYTES_A_WEIGHT) for each in weights)
-        // found.tensor_parallel_size,
-    }
+    size = sum(each.numel() * min(each.element_size(), _BYTES_A_WEIGHT) for each in weights)
+    return Vllm(
+        found.mode, float(found.gpu_memory_utilization), bool(found.enable_sleep_mode),
+        size // found.tensor_parallel_size,
+    )  # fmt: skip
 
 
 def _vllm_is_installed() -> None:
