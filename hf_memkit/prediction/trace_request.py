@@ -43,6 +43,7 @@ class ScriptRequest:
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).
         work: whether what is computed is recorded too (`Trace.work`).
+        lengths_of: nothing is traced; asked is how long these columns of the worst and of a usual batch are.
     """
 
     script: UserScript
@@ -60,6 +61,7 @@ class ScriptRequest:
     overrides: Mapping[str, Any] | None = None
     forks: str | None = None
     work: bool = False
+    lengths_of: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         script = {name: getattr(self.script, name) for name in ("target", "is_module", "arguments")}

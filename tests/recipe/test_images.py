@@ -14,7 +14,7 @@ from PIL import Image
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.export.scripts import train_images
+from hf_memkit.recipe.export.scripts import image_rows, train_images
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
@@ -110,9 +110,12 @@ def test_an_export_reads_the_same_files(
         source.write_text("\n".join(["image,label", *lines]) + "\n")
     job = rehearsal(images, small_gpu, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
-    assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"} | of_this_cpu()
+    assert (
+        written
+        == {"train_images.py", "job.py", "args.yaml", "image_batches.py", "image_rows.py", "rows.py"} | of_this_cpu()
+    )
     script = TrainingJob(tmp_path / "script")
-    rows, first = train_images.read_images(script)
+    rows, first = image_rows.read(script.source)
     assert rows.features["label"].names == ["blue", "red"]
     train, evaluated = train_images.hold_out(script, rows, first)
     assert len(train) == (20 if form == "splits" else 19)

@@ -1,11 +1,9 @@
-"""Folders and tables of speech: what is read, and ten and more ways to spoil them. Real files."""
+"""Sound of every kind, batches of speech, and word errors. Real files."""
 
 from __future__ import annotations
 
-import json
 import struct
 import wave
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,9 @@ import numpy as np
 import pytest
 
 from hf_memkit.components.speech_batches import SpeechBatches, WordErrors, label_tokens, word_errors
-from hf_memkit.components.speech_batches_sound import read_sound, resample, seconds_of
-from hf_memkit.errors import DataError
-from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM
+from hf_memkit.components.speech_batches_sound import SoundError, read_sound, resample, seconds_of
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
-from hf_memkit.recipe.tasks.speech_recognition import _from_files
 from hf_memkit.recipe.tasks.whisper_tokenizer import token_values, train_whisper_tokenizer
-
-pytestmark = pytest.mark.usefixtures("cache")
-
-_COLUMNS = {"audio": "audio", "text": "text"}
 
 
 @pytest.fixture(scope="module")
@@ -48,185 +39,18 @@ def sound(path: Path, seconds: float = 0.5, rate: int = 16_000, channels: int = 
     return path
 
 
-def pairs(root: Path) -> Path:
-    for name in ("one", "two"):
-        sound(root / f"{name}.wav")
-        (root / f"{name}.txt").write_text(f"the words\nof {name}\n")
-    return root
+@pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (44_100, 2), (48_000, 1), (22_050, 6)])
+def test_any_rate_and_channels(tmp_path: Path, rate: int, channels: int) -> None:
+    found = read_sound(sound(tmp_path / "a.wav", 1.0, rate, channels), 16_000)
+    assert len(found) == 16_000 and found.dtype == np.float32
+    assert np.abs(found - tone(1.0))[400:-400].max() < 2e-3
 
 
-def metadata(root: Path, *rows: object) -> Path:
-    root.mkdir(exist_ok=True)
-    (root / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return root
-
-
-def load(path: Path, longest_s: float = 30.0) -> Any:
-    return _from_files(path, _COLUMNS, longest_s)[0]
-
-
-class TestForms:
-    def test_a_transcript_beside_each_file(self, tmp_path: Path) -> None:
-        pairs(tmp_path / "speaker")
-        rows = load(tmp_path)
-        assert rows["text"] == ["the words of one", "the words of two"]
-        assert rows[0]["audio"] == {"bytes": None, "path": str(tmp_path / "speaker" / "one.wav")}
-
-    @pytest.mark.parametrize("text", ["text", "transcription", "sentence"])
-    def test_metadata(self, tmp_path: Path, text: str) -> None:
-        sound(tmp_path / "clips" / "a.wav")
-        metadata(tmp_path, {"file_name": "clips/a.wav", text: "good morning"})
-        for source in (tmp_path, tmp_path / "metadata.jsonl"):
-            assert load(source)["text"] == ["good morning"]
-
-    def test_csv(self, tmp_path: Path) -> None:
-        sound(tmp_path / "a.wav")
-        (tmp_path / "metadata.csv").write_text('file_name,text\na.wav,"well, hello"\n')
-        assert load(tmp_path)["text"] == ["well, hello"]
-
-    @pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (44_100, 2), (48_000, 1), (22_050, 6)])
-    def test_any_rate_and_channels(self, tmp_path: Path, rate: int, channels: int) -> None:
-        sound(tmp_path / "a.wav", 1.0, rate, channels)
-        (tmp_path / "a.txt").write_text("a")
-        assert len(load(tmp_path)) == 1
-        found = read_sound(tmp_path / "a.wav", 16_000)
-        assert len(found) == 16_000 and found.dtype == np.float32
-        assert np.abs(found - tone(1.0))[400:-400].max() < 2e-3
-
-
-def _empty(root: Path) -> str:
-    return f"{root}: no sound files (it is empty); expected {LOCAL_FORM}"
-
-
-def _texts_only(root: Path) -> str:
-    (root / "a.txt").write_text("a")
-    return f"{root}: no sound files (it has 1 files of other kinds); expected {LOCAL_FORM}"
-
-
-def _no_transcript(root: Path) -> str:
-    sound(pairs(root) / "three.wav")
-    return f"{root}/three.wav: no transcript; expected its words in three.txt beside it"
-
-
-def _no_sound(root: Path) -> str:
-    (pairs(root) / "three.txt").write_text("three")
-    return f"{root}/three.txt: a transcript without its sound file; expected three.wav beside it"
-
-
-def _empty_text(root: Path) -> str:
-    (pairs(root) / "one.txt").write_text(" \n")
-    return f"{root}/one.txt: empty; expected the words of one.wav"
-
-
-def _no_utf8(root: Path) -> str:
-    (pairs(root) / "one.txt").write_bytes("für".encode("latin-1"))
-    return (
-        f"{root}/one.txt:1: expected UTF-8 text, found the byte 0xfc. Unpack the file if it is compressed, or convert "
-        f"it to UTF-8"
-    )
-
-
-def _two_forms(root: Path) -> str:
-    metadata(pairs(root), {"file_name": "one.wav", "text": "one"})
-    return f"{root}: transcripts in two forms: metadata.jsonl, and 2 .txt files such as one.txt; keep one of them"
-
-
-def _zero_bytes(root: Path) -> str:
-    (pairs(root) / "one.wav").write_bytes(b"")
-    return f"{root}/one.wav: empty (0 bytes); expected sound"
-
-
-def _no_samples(root: Path) -> str:
-    sound(pairs(root) / "one.wav", 0)
-    return f"{root}/one.wav: no sound (0 samples). Remove it"
-
-
-def _too_long(root: Path) -> str:
-    sound(pairs(root) / "two.wav", 31, 8_000)
-    return f"{root}/two.wav: 31.0 s long; the model takes at most 30 s. Cut it and its text into pieces"
-
-
-def _silence(root: Path) -> str:
-    path = pairs(root) / "two.wav"
-    path.write_bytes(path.read_bytes()[:44] + bytes(16_000))
-    return f"{root}/two.wav: 0.5 s of silence: every sample is 0. Remove it"
-
-
-def _cut_header(root: Path) -> str:
-    path = pairs(root) / "two.wav"
-    path.write_bytes(path.read_bytes()[:30])
-    return f"{root}/two.wav: a WAV file without sound data: damaged or cut off. Save it again, or remove it"
-
-
-def _other_coding(root: Path) -> str:
-    path = pairs(root) / "two.wav"
-    content = bytearray(path.read_bytes())
-    content[20:22] = struct.pack("<H", 85)  # MP3 inside WAV
-    path.write_bytes(content)
-    return (
-        f"{root}/two.wav: a WAV file of format 85, 16 bits, 1 channel(s), 16000 Hz. Save it as PCM of 8, 16, 24 or 32 "
-        "bits, or as floats"
-    )
-
-
-def _missing_file(root: Path) -> str:
-    sound(root / "a.wav")
-    metadata(root, {"file_name": "a.wav", "text": "a"}, {"file_name": "b.wav", "text": "b"})
-    return f"{root}/metadata.jsonl:2: b.wav: no such file in {root}"
-
-
-def _row_without_words(root: Path) -> str:
-    sound(root / "a.wav")
-    metadata(root, {"file_name": "a.wav", "text": ""})
-    return f"{root}/metadata.jsonl:1: column 'text': expected the words of a.wav, found nothing; such as {EXAMPLE}"
-
-
-def _file_without_row(root: Path) -> str:
-    for name in ("a.wav", "b.wav"):
-        sound(root / name)
-    metadata(root, {"file_name": "a.wav", "text": "a"})
-    return f"{root}/b.wav: no transcript; expected a row for it in metadata.jsonl"
-
-
-def _twice(root: Path) -> str:
-    sound(root / "a.wav")
-    metadata(root, {"file_name": "a.wav", "text": "a"}, {"file_name": "a.wav", "text": "b"})
-    return f"{root}/metadata.jsonl:2: a.wav appears again, first at {root}/metadata.jsonl:1. Remove one row"
-
-
-def _no_column(root: Path) -> str:
-    metadata(root, {"file_name": "a.wav", "words": "a"})
-    return f"{root}/metadata.jsonl:1: no column 'text'; columns here: 'file_name', 'words'; expected {EXAMPLE}"
-
-
-def _several(root: Path) -> str:
-    one, two = _no_transcript(root), _no_sound(root / "more")
-    return f"2 of 5 places are wrong: {one}; {two}".replace("2 of 5", "2 of 6")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _empty, _texts_only, _no_transcript, _no_sound, _empty_text, _no_utf8, _two_forms, _zero_bytes, _no_samples,
-        _too_long, _silence, _cut_header, _other_coding, _missing_file, _row_without_words, _file_without_row, _twice,
-        _no_column, _several,
-    ],
-)  # fmt: skip
-def test_spoiled_speech(tmp_path: Path, cache: Path, spoil: Callable[[Path], str]) -> None:
-    expected = spoil(tmp_path)
-    with pytest.raises(DataError) as caught:
-        load(tmp_path)
-    assert str(caught.value) == expected
-    assert not [file for file in cache.rglob("*") if file.suffix == ".arrow"], "nothing half-processed is kept"
-
-
-def test_other_sound_needs_soundfile_and_says_so(tmp_path: Path) -> None:
-    path = pairs(tmp_path) / "one.wav"
-    path.write_bytes(b"fLaC" + bytes(100))
-    with pytest.raises(DataError) as caught:
-        load(tmp_path)
-    assert "soundfile" in str(caught.value) and str(caught.value).startswith(f"{path}: not a ")
-    assert "\n" not in str(caught.value)
+def test_what_is_no_sound_says_so() -> None:
+    with pytest.raises(SoundError, match="soundfile"):
+        read_sound(b"fLaC" + bytes(100), 16_000)
+    with pytest.raises(SoundError, match="a WAV file of format 85, 16 bits"):
+        read_sound(wav(b"\0" * 100, 85, 16), 16_000)  # MP3 inside WAV
 
 
 def wav(samples: Any, kind: int, bits: int, extensible: bool = False) -> bytes:

@@ -24,8 +24,9 @@ from torch.utils.data import BatchSampler, RandomSampler
 from transformers import DataCollatorWithFlattening
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.batch_shapes import shape_of
+from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
+from hf_memkit.prediction.child.traced_batches import on_host
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -107,6 +108,27 @@ def chosen_batches(loader: Any) -> Chosen:
     return Chosen(
         worst, f"the larger of the first 2 batches of the script's own data loader ({why}): {shape_of(worst)}"
     )
+
+
+def lengths_of_batches(loader: Any, columns: Sequence[str]) -> dict[str, Any]:
+    """`chosen_batches` as plain data, a batch as `{column: its length}`: `worst`, `usual` (None where it is about as
+    large), `half`, `cut`, and the shapes of the first three in words (`shapes`)."""
+    chosen = chosen_batches(on_host(loader))
+
+    def of(batch: Batch | None) -> Batch | None:
+        return None if batch is None else {name: batch[name] for name in columns}
+
+    def lengths(batch: Batch | None) -> dict[str, int] | None:
+        return None if batch is None else {name: int(batch[name].shape[1]) for name in columns}
+
+    worst, usual, high = of(chosen.worst), of(chosen.usual), of(chosen.high)
+    if usual is not None and not is_much_larger(worst, usual):
+        usual = None
+    return {
+        "worst": lengths(worst), "usual": lengths(usual), "half": lengths(chosen.half), "rows": chosen.rows,
+        "cut": lengths(chosen.cut[0]) if chosen.cut is not None else None, "said": chosen.said,
+        "shapes": told_apart([worst, usual, high]) if usual is not None else [], "shuffled": chosen.shuffled,
+    }  # fmt: skip
 
 
 def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:

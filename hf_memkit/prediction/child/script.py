@@ -30,6 +30,7 @@ from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
+from hf_memkit.prediction.child.batches import lengths_of_batches
 from hf_memkit.prediction.child.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
 from hf_memkit.prediction.child.evaluations import EvaluationCall, Evaluations
@@ -99,6 +100,9 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     evaluations = Evaluations(worst=request.worst_batch)
 
     def traced(trainer: Any, train: Any) -> Found:
+        if request.lengths_of and boundary is not None:
+            boundary.leave()
+            return {"batches": lengths_of_batches(trainer.get_train_dataloader(), request.lengths_of)}
         if tracer.host is not None:
             tracer.host.training_begins()
         found = _traced(tracer, boundary, trainer, train, evaluations, worst=request.worst_batch)
