@@ -26,6 +26,7 @@ from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.setup import Setup
 from tests.recipe.conftest import lines, write
+from tests.recipe.test_tokenizer import job_of
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -95,7 +96,6 @@ PLAIN: dict[str, tuple[str, str, bytes, str]] = {
     "an empty text": (PAIRS, "a.jsonl", lines(pair(), pair(" ")), "a.jsonl: row 2: column 'source': empty"),
     "no text": (PAIRS, "a.jsonl", lines(pair(), pair(None)), "row 2: column 'source': expected text, found null"),
     "several": (PAIRS, "a.jsonl", lines(pair(), pair(["one"])), "row 2: column 'source': expected text, found a list"),
-    "one pair": (PAIRS, "a.jsonl", lines(pair()), "a.jsonl: one pair; the minimum is 2"),
     "half of a character": (PAIRS, "a.jsonl", b'{"source": "\\ud800", "target": "eins"}\n', "a.jsonl: cannot be read"),
     "no object": (PAIRS, "a.jsonl", lines(pair(), ["one"]), "a.jsonl:2: expected an object, found a list"),
     "no JSON": (PAIRS, "a.jsonl", lines(pair()) + b"{'source': 'one'}\n", "a.jsonl:2: not JSON ("),
@@ -126,6 +126,11 @@ def test_a_file_that_was_mended_is_read_anew(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines(pair(), {"source": "one"}))
     refusal(PAIRS, path)
     assert list(read(PAIRS, write(path, lines(pair(), pair("two"))))) == [pair(), pair("two")]
+
+
+def test_one_example_cannot_be_trained_on_and_held_out(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="1 example; the minimum is 2"):
+        job_of(tmp_path).hold_out(datasets.Dataset.from_list([pair()]))
 
 
 def test_documents(tmp_path: Path) -> None:

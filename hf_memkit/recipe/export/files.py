@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import components
 from hf_memkit._version import __version__
-from hf_memkit.errors import DataError, InputError, MissingPackageError
+from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import hub_reachable
 from hf_memkit.presets.files import reasoned_yaml, with_installed_names
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
@@ -340,8 +340,6 @@ def check_data(task: Task, setup: Setup) -> None:
         DataError: it cannot be used; says where, why, and what was expected.
         MissingPackageError: it needs a package.
     """
-    if missing := next((each for each in task.packages if importlib.util.find_spec(each) is None), None):
-        raise MissingPackageError(f"a {task.name} recipe needs {missing}, which is not installed")
     data = {name: value for name, (value, _) in _rows(setup, task).settings.items()}
     opened(task, data, getattr(task.reading, "listed", task.reading.read))
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from hf_memkit.errors import MissingPackageError
 from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
@@ -105,8 +106,18 @@ class Task:
     @property
     def reading(self) -> Any:
         """The module that reads the data: `read(source)` reads and checks it all; `listed(source)`, where there is
-        one, opens no file of images or sound; `EXAMPLE` is one line of such data."""
-        return import_module(f"hf_memkit.recipe.export.scripts.{self.rows}")
+        one, opens no file of images or sound; `EXAMPLE` is one line of such data.
+
+        Raises:
+            MissingPackageError: it needs a package.
+        """
+        try:
+            return import_module(f"hf_memkit.recipe.export.scripts.{self.rows}")
+        except ModuleNotFoundError as error:
+            package = " ".join(self.script_needs) or error.name
+            raise MissingPackageError(
+                f"a {self.name} recipe needs {package}, which is not installed; run: pip install {package}"
+            ) from error
 
     def padded(self, setup: Setup) -> tuple[str, ...]:
         """Columns of the examples that are padded to the longest of a micro-batch: `input_ids`, and `labels` where

@@ -81,6 +81,8 @@ class TrainingJob:
 
     def hold_out(self, rows: Dataset) -> tuple[Dataset, Dataset]:
         """(to train on, to evaluate): of the last rows, which are held out, as many as `evaluated` says."""
+        if len(rows) < 2:
+            self.source.refuse(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
         held_out = min(max(1, round(self.data["held_out"] * len(rows))), len(rows) - 1)
         first = len(rows) - held_out
         return rows.select(range(first)), rows.select(range(first, first + self.evaluated(held_out)))

@@ -17,6 +17,4 @@ def read(source: Source) -> Dataset:
     rows = source.load()
     for role in ("source", "target"):
         rows = source.texts(rows, source.data["columns"][role])
-    if len(rows) < 2:
-        source.refuse("one pair; the minimum is 2, one to train on and one to hold out")
     return source.by_roles(rows, ("source", "target"))
