@@ -75,7 +75,9 @@ def data_table() -> str:
         of_task.setdefault(load_recipe(name).task, []).append(name)
     for name in TASKS:
         task = find_task(name)
-        lines.append(f"| {name} | {task.local_form} | `{task.example}` | {', '.join(of_task.get(name, ())) or '–'} |")
+        lines.append(
+            f"| {name} | {task.local_form} | `{task.reading.EXAMPLE}` | {', '.join(of_task.get(name, ())) or '–'} |"
+        )
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ import shlex
 import sys
 import termios
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,8 @@ from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.launched import launchers_engine
 from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
-from hf_memkit.prediction.traced_training import Outcome, TracedTraining
-from hf_memkit.prediction.worker import Worker, lent_worker
+from hf_memkit.prediction.traced_training import BatchLengths, Outcome, TracedTraining
+from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 from hf_memkit.user_script import UserScript
 
 
@@ -156,6 +156,22 @@ def ran_script(
     device, notes = device_of(worker, script)
     request = replace(request, device=device, stdin=stdin, micro_batch_size=micro_batch_size)
     return RanScript(checked(script, asked(worker, request)), device, notes)
+
+
+def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
+    """How long columns of the worst and of a usual batch of a script's data are (`child/batches.py`,
+    `lengths_of_batches`). Nothing is traced.
+
+    Raises:
+        InputError, ScriptFailed: as `predict_script`.
+    """
+    request = script_request(script, machine, os.environ, gpus=1, nodes=1)
+    worker = shared_worker()
+    device, _ = device_of(worker, script)
+    found = asked(worker, replace(request, device=device, lengths_of=tuple(columns)))
+    if found.lengths is None:
+        raise _failed(script, found)
+    return found.lengths
 
 
 def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:

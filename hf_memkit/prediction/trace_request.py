@@ -44,6 +44,7 @@ class ScriptRequest:
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).
         for_plan: whether what is computed is recorded too (`Trace.work`), and what plans have to know (`PlanFacts`).
+        lengths_of: nothing is traced; asked is how long these columns of the worst and of a usual batch are.
     """
 
     script: UserScript
@@ -61,6 +62,7 @@ class ScriptRequest:
     overrides: Overrides | None = None
     forks: str | None = None
     for_plan: bool = False
+    lengths_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

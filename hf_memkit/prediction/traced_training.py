@@ -398,6 +398,29 @@ class TracedTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLengths:
+    """How long the columns of some batches are that a script's data can form, tokens.
+
+    Attributes:
+        worst, usual: the largest batch and a median one; `usual` is None where it is about as large.
+        half, cut: the worst of half as many rows, and of rows that are cut; None: there is none.
+        rows: of the worst.
+        said: the worst in words.
+        shapes: worst, usual and high batch in words, told apart; empty without `usual`.
+        shuffled: whether rows are drawn at random.
+    """
+
+    worst: dict[str, int]
+    usual: dict[str, int] | None
+    half: dict[str, int] | None
+    cut: dict[str, int] | None
+    rows: int
+    said: str
+    shapes: list[str]
+    shuffled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """An exception that ended the script.
 
@@ -428,6 +451,7 @@ class Outcome:
     """What came of a script: one of these, or its process ended without a word. `died`: how; None: exit code 0."""
 
     training: TracedTraining | None = None
+    lengths: BatchLengths | None = None
     failed: Failed | None = None
     untrained: Untrained | None = None
     died: str | None = None

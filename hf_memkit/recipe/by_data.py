@@ -1,33 +1,42 @@
 """Recipes predicted by the data that `--data` names: the worst batch that it can form, and a usual one.
 
 ```
---data ── the task's own tokenising ──> lengths ── the run's sampler and padding ──> worst, usual batch ──> predict
+setup ──> folder ──> its script, up to Trainer.train() ──> lengths of the worst, and of a usual batch ──> predict
 ```
 
-Without data a recipe is predicted with sequences of its length, which is a bound. Where all batches have one size,
-packed sequences, images, it stays so.
+The script runs once for all candidates with the same rows and batches, with a model of random weights. Without data a
+recipe is predicted with sequences of its length, which is a bound. Where all batches have one size, packed sequences,
+images, it stays so.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
+
+from hf_memkit.errors import DataError, ScriptFailed
+from hf_memkit.models import hub_reachable
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.prediction.from_script import BatchNeeds
+from hf_memkit.prediction.running_scripts import lengths_of
+from hf_memkit.prediction.traced_training import BatchLengths
 from hf_memkit.recipe.choose import Judge
+from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.sources import is_here
 from hf_memkit.recipe.tasks import task_of
-from hf_memkit.recipe.tasks.task import PaddedTask
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
-
-if TYPE_CHECKING:
-    from hf_memkit.prediction.child.batches import Chosen
-
+from hf_memkit.user_script import UserScript
 
 _WHY = "of the data"
+
+Lengths = Mapping[str, int]
+"""Column → tokens of a batch."""
 
 
 def judge_of(request: Request) -> Judge:
@@ -54,8 +63,7 @@ def _bound(setup: Setup) -> Prediction:
 
 def padded(setup: Setup) -> tuple[str, ...]:
     """Columns that are padded to the longest row of a micro-batch; none where all batches have one size."""
-    task = task_of(setup)
-    return task.padded(setup) if isinstance(task, PaddedTask) else ()
+    return task_of(setup).padded(setup)
 
 
 def batches_of(judge: Judge, setup: Setup, found: Prediction) -> BatchNeeds | None:
@@ -67,7 +75,8 @@ class ByData:
     """Predicts setups of one recipe, each with the worst batch of its data, which is prepared once."""
 
     def __init__(self) -> None:
-        self._chosen: dict[str, tuple[Chosen | None, Sequence[str]]] = {}
+        self._found: dict[str, BatchLengths | None] = {}
+        self._notes: list[str] = []
 
     def __call__(self, setup: Setup) -> Prediction:
         """The prediction of the setup with its worst batch.
@@ -76,46 +85,50 @@ class ByData:
             DataError: the data cannot be used.
             InputError: nothing can be said of it.
         """
-        chosen, notes = self._batches_of(setup)
-        if chosen is None:
+        found = self._batches_of(setup)
+        if found is None:
             return predict(setup)
-        found = predict(_with(setup, chosen.worst), usual=_usual(setup, chosen))
-        return found.with_notes(*notes, f"predicted: {chosen.said}")
+        usual = found.usual
+        made = predict(_with(setup, found.worst), usual=_with(setup, usual) if usual is not None else None)
+        return made.with_notes(*self._notes, f"predicted: {found.said}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
         """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all
         batches are about as large."""
-        from hf_memkit.prediction.child.batch_shapes import told_apart
-
-        chosen, _ = self._batches_of(setup)
-        usual = _usual(setup, chosen) if chosen is not None else None
-        if chosen is None or usual is None:
+        found = self._batches_of(setup)
+        if found is None or found.usual is None:
             return None
+        usual = _with(setup, found.usual)
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
-            if chosen.half is not None and chosen.rows == setup.micro_batch_size:
-                smaller[f"--set per_device_train_batch_size={chosen.rows // 2}"] = _halved(_with(setup, chosen.half))
-            if chosen.cut is not None:
-                cut = _with(setup, chosen.cut[0])
+            if found.half is not None and found.rows == setup.micro_batch_size:
+                change = f"--set per_device_train_batch_size={setup.micro_batch_size // 2}"
+                smaller[change] = _halved(_with(setup, found.half))
+            if found.cut is not None:
+                cut = _with(setup, found.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
         needs = {change: predict(each, usual=usual) for change, each in smaller.items()}
-        most, median, high = told_apart([chosen.worst, chosen.usual, chosen.high])
+        most, median, high = found.shapes
         return BatchNeeds(
             worst=most,
             usual=median,
             high=high,
             usual_needs=predict(usual),
             smaller={change: each for change, each in needs.items() if each.needs_less_than(worst)},
-            grouping=chosen.shuffled,
+            grouping=found.shuffled,
         )
 
-    def _batches_of(self, setup: Setup) -> tuple[Chosen | None, Sequence[str]]:
-        """(the batches, None where all have one size; what is said of the rows)."""
+    def _batches_of(self, setup: Setup) -> BatchLengths | None:
+        """As `lengths_of`; None where all batches have one size."""
+        columns = padded(setup)
+        if not columns:
+            return None
         decisive = [*setup.section("data").items(), *((name, setup.get(name)) for name in _DECISIVE)]
         key = json.dumps(decisive, sort_keys=True)
-        if key not in self._chosen:
-            self._chosen[key] = _chosen(setup)
-        return self._chosen[key]
+        if key not in self._found:
+            setup, self._notes = _of_random_weights(setup)
+            self._found[key] = _lengths_of(setup, columns)
+        return self._found[key]
 
 
 _DECISIVE = (
@@ -125,72 +138,40 @@ _DECISIVE = (
 """Beside the section `data`: what rows and batches depend on."""
 
 
-def _chosen(setup: Setup) -> tuple[Chosen | None, Sequence[str]]:
-    from torch.utils.data import BatchSampler, DataLoader
-
-    from hf_memkit.prediction.child.batches import chosen_batches
-
-    task, columns = task_of(setup), padded(setup)
-    if not columns or not isinstance(task, PaddedTask):
-        return None, ()
-    said: list[str] = []
-    examples = task.prepare(setup, said.append)
-    rows = examples.train.select_columns(list(columns))
-    sampler = BatchSampler(_sampler(setup, rows), setup.micro_batch_size, drop_last=False)
-    multiple = int((setup.get("trainer_parts.pad_batches") or {}).get("multiple", task.padded_to))
-    collate = _Padded(multiple, setup.resolved_for.model.maximum_length if setup.resolved_for.model else None)
-    return chosen_batches(DataLoader(rows, batch_sampler=sampler, collate_fn=collate)), said[1:]
-
-
-def _sampler(setup: Setup, rows: Any) -> Any:
-    """As Trainer makes it (transformers 5.23.0: trainer.py, `_get_train_sampler`); `batch_rebalance` can form no batch
-    that a shuffled one cannot."""
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-    from torch.utils.data import RandomSampler, SequentialSampler
-    from transformers.trainer_pt_utils import LengthGroupedSampler
-
-    strategy = setup.get("arguments.train_sampling_strategy")
-    if strategy == "group_by_length":
-        size = setup.micro_batch_size * setup.accumulation
-        lengths = compute.list_value_length(rows.with_format("arrow")[:].column("input_ids")).to_pylist()
-        return LengthGroupedSampler(size, lengths=lengths)
-    return SequentialSampler(rows) if strategy == "sequential" else RandomSampler(rows)
+def _of_random_weights(setup: Setup) -> tuple[Setup, list[str]]:
+    """(the setup without what changes no batch, so that its script needs no weights; what is to be said of that)."""
+    for section in ("adapter", "deepspeed", "environment", "model_parts", "optimizer"):
+        setup = setup.drop(section)
+    for name in ("dtype", "quantization"):
+        setup = setup.drop(f"model.{name}")
+    setup = setup.put("model.origin", "architecture", _WHY).put("model.random_weights", True, _WHY)
+    name = setup["data.tokenizer"]
+    if name is None or hub_reachable() or Path(name).is_dir():
+        return setup, []
+    if "/" in name and isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str):
+        return setup, []
+    said = f"Tokenizer: not the model's own, because {name} is not on this machine: one that is trained on the data"
+    return setup.put("data.tokenizer", None, said), [said]
 
 
-class _Padded:
-    """Batches as long as a collator would make them, without values.
-
-    Args:
-        multiple: what the longest row is rounded up to.
-        longest: positions that the model has; None: any number.
+def _lengths_of(setup: Setup, columns: Sequence[str]) -> BatchLengths:
     """
-
-    def __init__(self, multiple: int, longest: int | None) -> None:
-        self._multiple, self._longest = multiple, longest
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        import torch
-
-        def length(name: str) -> int:
-            most = max(len(row[name]) for row in rows)
-            rounded = -(-most // self._multiple) * self._multiple
-            return max(most, min(rounded, self._longest or rounded))
-
-        return {name: torch.empty(len(rows), length(name), dtype=torch.int64) for name in rows[0]}
-
-
-def _usual(setup: Setup, chosen: Chosen) -> Setup | None:
-    """The setup with a usual batch; None where that is about as large as the worst."""
-    from hf_memkit.prediction.child.batches import is_much_larger
-
-    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
-        return None
-    return _with(setup, chosen.usual)
+    Raises:
+        DataError: the script ended with a message, which is about its data.
+        InputError, ScriptFailed: it failed otherwise.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script, *_ = export_script(RecipeRun("this recipe", setup.preset, setup), Path(folder))
+        try:
+            return lengths_of(UserScript.found(str(script)), setup.resolved_for.machine, columns)
+        except ScriptFailed as failed:
+            if "ended without calling" not in str(failed):
+                raise
+            raise DataError(failed.text) from None
 
 
-def _with(setup: Setup, batch: Mapping[str, Any]) -> Setup:
+def _with(setup: Setup, lengths: Lengths) -> Setup:
     """The setup with sequences as long as those of a batch."""
-    lengths = {name: int(each.shape[1]) for name, each in batch.items()}
     setup = setup.put("data.sequence_length", lengths["input_ids"], _WHY)
     return setup.put("data.target_length", lengths["labels"], _WHY) if "labels" in lengths else setup
 

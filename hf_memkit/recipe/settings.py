@@ -33,18 +33,22 @@ def read_own(recipe: Recipe, pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def check_data(recipe: Recipe, source: str) -> None:
-    """Reads what `--data` names, as a run will: its first look is this one, and `datasets` keeps what was found good.
+    """Reads what `--data` names, as a run will.
 
     Raises:
         DataError: it cannot be used; says where, why, and what was expected.
         MissingPackageError: the recipe's task needs a package to read it.
     """
+    from hf_memkit.recipe.export import files
+
     task, data = find_task(recipe.task), recipe.data
     values = {
-        "source": source, "hub_id": data.hub_id, "hub_config": data.hub_config, "text_column": data.text_column,
-        "columns": {**task.columns, **data.columns},
+        "source": source, "task": task.name, "hub_id": data.hub_id, "hub_config": data.hub_config,
+        "text_column": data.text_column, "columns": {**task.columns, **data.columns},
     }  # fmt: skip
-    task.read(Setup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()}))
+    files.check_data(
+        task, Setup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()})
+    )
 
 
 def model_and_data(

@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{RECIPE} --data bad.jsonl --dry-run": ("bad.jsonl:2",),
     "recipe vit-large-on-8gb --data photos/": ("photos/: no such",),
     "recipe whisper-small-on-8gb --data notes.txt": ("notes.txt", "sound"),
-    "recipe llama-8b-qlora-on-16gb --data bad.jsonl": ("bad.jsonl:1",),
+    "recipe llama-8b-qlora-on-16gb --data bad.jsonl": ("bad.jsonl:2",),
     "recipe bert-large-on-8gb --data notes.txt": ("notes.txt", "label"),
     "recipe flan-t5-xl-on-24gb --data missing.csv": ("missing.csv",),
     "check notes.yaml --gpu A100": ("'A100 40GB'",),

@@ -14,7 +14,8 @@ import yaml
 from hf_memkit.zero import ops
 from tests.conftest import ROOT, VARIANTS, Quick, of_this_cpu, read_json_lines
 
-EVERY = {"train_text.py", "job.py", "args.yaml", "memkit-run.json", "verify_checkpointing.py"}
+EVERY = {"train_text.py", "job.py", "rows.py", "text_rows.py", "args.yaml", "memkit-run.json"}
+EVERY |= {"verify_checkpointing.py"}
 LOSS = {"chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py"}
 ENGINE = {"ds_config.json", "process_group.py"}
 FILES = {

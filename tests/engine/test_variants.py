@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.recipe.data import load_documents
 from hf_memkit.recipe.export.scripts.train_text import blocks_of
+from hf_memkit.recipe.tasks.made_up_texts import help_texts
 from hf_memkit.units import MIB
 from tests.conftest import VARIANTS, Memkit, read_json_lines
 
@@ -40,11 +40,10 @@ def saved_model_loss(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     settings = {s["key"]: s["value"] for s in content["setup"]["settings"]}
-    source = None if text_file is None else str(text_file)
-    documents = load_documents(source, default_hub_id="none/none", default_hub_config=None, hub_reachable=False)
+    documents = help_texts() if text_file is None else [text_file.read_text(encoding="utf-8")]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows, length = Dataset.from_dict({"text": list(documents)}), settings["data.sequence_length"]
-    every = [block["input_ids"] for block in blocks_of(rows, "text", tokenizer, length)]
+    rows, length = Dataset.from_dict({"text": documents}), settings["data.sequence_length"]
+    every = [block["input_ids"] for block in blocks_of(rows, tokenizer, length)]
     held_out = np.array(every[-max(1, round(0.05 * len(every))) :])
     batch = settings["arguments.per_device_eval_batch_size"] * processes
     blocks = torch.tensor(held_out[: len(held_out) // batch * batch]).long()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -30,7 +29,7 @@ from hf_memkit.hardware import Machine
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.child.setup_trainer import rows_for
 from hf_memkit.prediction.setup_training import SetupTraining
-from hf_memkit.recipe.by_data import ByData, _chosen, _with, judge_of
+from hf_memkit.recipe.by_data import ByData, _with, judge_of
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
@@ -113,10 +112,10 @@ def test_the_worst_batch_is_the_run_s(
     with pytest.raises(_Made):
         run(job, lambda line: None, Ranks(), write=partial(export_script, job, Path(job.output)))
     (trainer,) = made
-    chosen, _ = _chosen(job.setup)
-    assert chosen is not None and chosen.usual is not None
+    found = ByData()._batches_of(job.setup)
+    assert found is not None and found.usual is not None
     loader = trainer.get_train_dataloader()
-    rows, columns = trainer.train_dataset, list(chosen.worst)
+    rows, columns = trainer.train_dataset, list(found.worst)
     lengths = [[len(row[column]) for column in columns] for row in rows]
     drawn: list[list[int]] = []
     while len(drawn) < DRAWS:
@@ -127,8 +126,8 @@ def test_the_worst_batch_is_the_run_s(
 
     real = loader.collate_fn([rows[row] for row in max(drawn, key=tokens)])
     for column in columns:
-        assert chosen.worst[column].shape == real[column].shape
-    assert chosen.worst["input_ids"].numel() > chosen.usual["input_ids"].numel()
+        assert found.worst[column] == real[column].shape[1]
+    assert found.worst["input_ids"] > found.usual["input_ids"]
 
 
 SMALL = ("--gpu-memory", "950MB")
@@ -261,7 +260,7 @@ def test_targets_have_a_length_of_their_own() -> None:
     recipe = load_recipe("flan-t5-xl-on-24gb")
     asked = resolve(recipe, machine_here(Request()), Request(sequence_length=64), use_hub=False)
     assert asked["data.target_length"] == 64
-    setup = _with(asked, {"input_ids": torch.empty(2, 16), "labels": torch.empty(2, 24)})
+    setup = _with(asked, {"input_ids": 16, "labels": 24})
     row = rows_for(SetupTraining(setup, setup.sequence_length), setup, model)(2, 2)[0]
     assert (len(row["input_ids"]), len(row["labels"])) == (16, 24)
 
@@ -271,7 +270,7 @@ def test_where_all_batches_have_one_size_nothing_is_read(name: str) -> None:
     """Would notice: packed rows that are tokenised for nothing, or spoken of."""
     recipe = load_recipe(name)
     setup = resolve(recipe, machine_here(Request()), Request(), use_hub=False)
-    assert _chosen(setup.put("data.source", "nowhere.jsonl", "not read")) == (None, ())
+    assert ByData()._batches_of(setup.put("data.source", "nowhere.jsonl", "not read")) is None
 
 
 def test_a_data_set_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:

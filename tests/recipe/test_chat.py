@@ -1,9 +1,10 @@
-"""Chat recipes: what SFTTrainer is given is what it would make itself, and its defaults decide nothing."""
+"""Chat recipes: templates that mark the assistant, and defaults of SFTTrainer that decide nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from trl import SFTConfig, SFTTrainer
 
 from hf_memkit import train
-from hf_memkit.errors import DataError, SettingError
+from hf_memkit.errors import SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.own_arguments import read_pairs
-from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.export.scripts.job import TrainingJob
-from hf_memkit.recipe.export.scripts.train_chat import as_messages
+from hf_memkit.recipe.export.scripts import train_chat
+from hf_memkit.recipe.export.scripts.chat_templates import CHATML, training_template
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
-from hf_memkit.recipe.tasks.chat_markup import CHATML
-from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, tokenise, training_template
-from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
+from hf_memkit.recipe.tasks.task import Framing
 from hf_memkit.request import Request
 from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
 from tests.conftest import Quick, read_json_lines
 from tests.loaded import Loaded
 from tests.recipe.resolving import resolve
+from tests.recipe.test_tokenizer import trained
 from tests.techniques.tiny_models import causal_model
 
 LENGTH = 64
@@ -65,20 +64,20 @@ rehearsal:
 
 @pytest.fixture(scope="module")
 def conversations() -> Any:
-    """Those that are made up, as a table of the task has them."""
-    rows = [
-        {"messages": json.dumps(messages), "tools": "", "place": f"conversation {number}"}
-        for number, messages in enumerate(made_up_conversations()[:120], 1)
-    ]
-    return datasets.Dataset.from_list(rows)
+    return datasets.Dataset.from_list([{"messages": messages} for messages in made_up_conversations()[:120]])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(conversations: Any) -> Any:
-    texts = [message["content"] for text in conversations["messages"] for message in json.loads(text)]
-    made = train_tokenizer(Documents(texts, "here"), 400, CHATML_FRAMING)
+def tokenizer(conversations: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    framing = find_task("chat").framing(Setup("x"))
+    made = _trained(conversations, tmp_path_factory.mktemp("job"), framing)
     made.chat_template = CHATML
     return made
+
+
+def _trained(conversations: Any, folder: Path, framing: Any) -> Any:
+    texts = [message["content"] for messages in conversations["messages"] for message in messages]
+    return trained(folder, texts, size=400, framing=framing)
 
 
 @pytest.fixture
@@ -96,22 +95,6 @@ def sft(model: Any, tokenizer: Any, rows: Any, folder: Path, **options: Any) -> 
     return SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("assistant_only", [True, False])
-def test_the_rows_are_those_that_sfttrainer_makes(
-    conversations: Any, tokenizer: Any, tmp_path: Path, packing: bool, assistant_only: bool
-) -> None:
-    made = tokenise(conversations, tokenizer, CHATML, length=LENGTH, packing=packing, assistant_only=assistant_only)
-    own = datasets.Dataset.from_list([{"messages": json.loads(text)} for text in conversations["messages"]])
-    model = causal_model("llama", vocab_size=400)
-    trainer = sft(model, tokenizer, own, tmp_path, packing=packing, assistant_only_loss=assistant_only)
-    expected = trainer.train_dataset
-    for name in ("input_ids", "labels", *(["seq_lengths"] if packing else [])):
-        assert made.rows[name][:] == expected[name][:], name
-    assert made.cut > 0 and made.trained_tokens <= made.tokens == sum(map(len, made.rows["input_ids"]))
-    assert (made.trained_tokens < 0.6 * made.tokens) == assistant_only
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_packed_conversations_see_only_themselves(
@@ -123,11 +106,9 @@ def test_packed_conversations_see_only_themselves(
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     losses = []
     for packing in (False, True):
-        rows = tokenise(
-            conversations.select(range(12)), tokenizer, CHATML, length=LENGTH, packing=packing, assistant_only=True
-        ).rows
-        trainer = sft(model, tokenizer, rows, tmp_path, packing=packing, dataset_kwargs={"skip_prepare_dataset": True})
-        batch = trainer.data_collator(list(rows))
+        few = conversations.select(range(12))
+        trainer = sft(model, tokenizer, few, tmp_path, packing=packing, assistant_only_loss=True)
+        batch = trainer.data_collator(list(trainer.train_dataset))
         assert ("attention_mask" in batch) is not packing
         with torch.no_grad():
             losses.append(float(trainer.compute_loss(trainer.model.eval(), batch)))
@@ -158,7 +139,7 @@ def _shipped(name: str) -> str:
 def test_templates_of_known_families_mark_the_assistant(name: str) -> None:
     own = _shipped(name)
     tokenizer = _word_tokenizer(own)
-    marked = training_template(tokenizer, "a model")
+    marked = training_template(tokenizer)
     assert tokenizer.chat_template == own, "what is saved with the model is its own"
     messages = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."},
                 {"role": "user", "content": "Three?"}, {"role": "assistant", "content": "Four."}]  # fmt: skip
@@ -180,11 +161,11 @@ def test_templates_of_known_families_mark_the_assistant(name: str) -> None:
 
 def test_a_template_that_nobody_knows_is_refused_in_one_line() -> None:
     unknown = "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
-    with pytest.raises(DataError, match="own/model: its chat template does not mark the assistant's turns") as caught:
-        training_template(_word_tokenizer(unknown), "own/model")
+    with pytest.raises(SystemExit, match="its chat template does not mark the assistant's turns") as caught:
+        training_template(_word_tokenizer(unknown))
     assert "{% generation %}" in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="own/model: its tokenizer has no chat template"):
-        training_template(_word_tokenizer(None), "own/model")
+    with pytest.raises(SystemExit, match="its tokenizer has no chat template"):
+        training_template(_word_tokenizer(None))
 
 
 def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
@@ -199,15 +180,7 @@ def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
     with pytest.raises(SettingError, match="packing_strategy: no field of TrainingArguments"):
         read_pairs(["packing_strategy=wrapped"], further=find_task("chat").further_arguments)
     unmarked = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    assert training_template(_word_tokenizer(unmarked), "own/model", marked=False) == unmarked
-
-
-def test_a_template_s_refusal_names_the_row(conversations: Any, tokenizer: Any) -> None:
-    strict = "{{ raise_exception('only one turn') }}" + CHATML
-    with pytest.raises(DataError, match=r"^conversation 1: .*only one turn"):
-        tokenise(conversations, tokenizer, strict, length=LENGTH, packing=False, assistant_only=True)
-    with pytest.raises(DataError, match=r"no answer of the assistant begins within 3 tokens .*--sequence-length"):
-        tokenise(conversations, tokenizer, CHATML, length=3, packing=False, assistant_only=True)
+    assert training_template(_word_tokenizer(unmarked), marked=False) == unmarked
 
 
 @pytest.mark.parametrize("variant", ["resident", "lora"])
@@ -286,42 +259,32 @@ def test_a_rehearsal_and_its_exported_script_train_the_same(
     assert losses[-1] == pytest.approx(result["held_out_loss"], rel=0.02)
 
 
-QUESTION, ANSWER = {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}
-BRIEF = {"role": "system", "content": "Be brief."}
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
+    ("template", "length", "said"),
     [
-        ("a.jsonl", json.dumps({"messages": [QUESTION, ANSWER], "id": 1}), [QUESTION, ANSWER]),
-        ("a.jsonl", json.dumps({"conversations": [{"from": "human", "value": "One?"},
-                                                  {"from": "gpt", "value": "Two."}], "system": "Be brief."}),
-         [BRIEF, QUESTION, ANSWER]),
-        ("a.json", json.dumps([{"prompt": "One?", "completion": "Two."}] * 2), [QUESTION, ANSWER]),
-        ("a.csv", "prompt,completion\nOne?,Two.", [QUESTION, ANSWER]),
-        ("a.tsv", "instruction\tinput\toutput\nOne?\t\tTwo.", [QUESTION, ANSWER]),
+        ("{{ raise_exception('only one turn') }}" + CHATML, 128, r"rejects a conversation \(only one turn\)"),
+        (CHATML, 3, "no answer of the assistant begins within 3 tokens"),
     ],
-)  # fmt: skip
-def test_the_exported_script_reads_every_form(
-    recipe_file: Path, machine: Machine, tmp_path: Path, name: str, content: str, expected: list[dict[str, str]]
-) -> None:
-    lines = content.splitlines()
-    path = tmp_path / name
-    path.write_text("\n".join([*lines, *lines[-1:]]) if name != "a.json" else content)
-    request = Request(variant="lora", data=str(path), output=str(tmp_path / "run"))
-    resolved = resolve(read_recipe(recipe_file), machine, request, use_hub=False)
-    setup = rehearse(read_recipe(recipe_file), resolved).setup
-    export_script(RecipeRun("chats", "lora", setup, target=resolved), tmp_path / "script")
-    job = TrainingJob(tmp_path / "script")
-    rows = as_messages(job.load_rows(), job.data["columns"]["messages"])
-    assert rows["messages"] == [expected, expected]
-    assert [len(part) for part in job.hold_out(rows)] == [1, 1]
-    trained = job.load_tokenizer(message["content"] for message in expected)
-    trained.chat_template = CHATML
-    mask = trained.apply_chat_template(expected, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)[
-        "assistant_masks"
-    ]
-    assert 0 < sum(mask) < len(mask)
+)
+def test_what_cannot_be_trained_on_is_told_in_one_line(
+    recipe_file: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, length: int,
+    said: str,
+) -> None:  # fmt: skip
+    """Would notice: a template's refusal as a traceback, a training on nothing."""
+    request = Request(variant="lora", output=str(tmp_path / "run"), arguments={"packing": False})
+    setup = rehearse(
+        read_recipe(recipe_file), resolve(read_recipe(recipe_file), machine, request, use_hub=False)
+    ).setup
+    monkeypatch.setattr(train_chat, "CHATML", template)
+    export_script(RecipeRun("chats", "lora", setup.put("arguments.max_length", length, "short")), tmp_path / "script")
+    monkeypatch.syspath_prepend(tmp_path / "script")
+    monkeypatch.setattr(train_chat, "__file__", str(tmp_path / "script" / "train_chat.py"))
+    monkeypatch.setattr(train_chat.SFTTrainer, "train", lambda self: pytest.fail("it trains"))
+    before = set(sys.modules)
+    with pytest.raises(SystemExit, match=said):
+        train_chat.main()
+    for name in set(sys.modules) - before:  # parts that lie beside the script
+        sys.modules.pop(name) if "." not in name else None
 
 
 @pytest.mark.slow
@@ -329,19 +292,18 @@ def test_the_tokenizer_and_template_of_a_model_of_ones_own(
     quick_memkit: Quick, process: Loaded, recipe_file: Path, conversations: Any, tmp_path: Path
 ) -> None:
     """Llama 3.1's template, which TRL does not mark: run and exported script mark it, and save it as it was."""
-    texts = [message["content"] for text in conversations["messages"] for message in json.loads(text)]
     framing = Framing(
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|start_header_id|>",
          "unk_token": "<|end_header_id|>"}
     )  # fmt: skip
-    made = train_tokenizer(Documents(texts, "here"), 400, framing)
+    made = _trained(conversations, tmp_path / "job", framing)
     made.chat_template = _shipped("llama3_1")
     model = causal_model("llama", vocab_size=400, max_position_embeddings=512)
     recipe_file.write_text(RECIPE.replace("sequence_length: 128", "sequence_length: 256"))
     for each in (made, model):
         each.save_pretrained(tmp_path / "model")
     data = tmp_path / "chats.jsonl"
-    data.write_text("".join(json.dumps({"messages": json.loads(m)}) + "\n" for m in conversations["messages"]))
+    data.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations["messages"]))
     asked = [str(recipe_file), "--variant", "lora", "--model", "model", "--data", str(data), "--max-steps", "2"]
     answer = quick_memkit("recipe", *asked, "--output", "run")
     assert answer.returncode == 0, answer.stderr[-3000:]

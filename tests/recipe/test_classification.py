@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from hf_memkit.recipe.output import RecipeRun
 from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, Trainer, TrainingArguments
 
 from hf_memkit import train
 from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
+from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.export.scripts.class_rows import read
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
-from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries
-from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from tests.recipe.resolving import resolve
-
-TASK = find_task("text-classification")
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +43,24 @@ def small(bert: Recipe, card: Machine) -> Setup:
     return rehearse(bert, resolve(bert, card, Request(variant="8bit"), use_hub=False)).setup
 
 
+@dataclass
+class Examples:
+    """What the script makes of the made-up examples."""
+
+    held_out: Dataset
+    processing_class: Any
+    labels: list[str]
+
+
 @pytest.fixture(scope="module")
-def examples(small: Setup) -> Examples:
-    return TASK.prepare(small, lambda line: None)
+def examples(small: Setup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
+    folder = tmp_path_factory.mktemp("job")
+    export_script(RecipeRun("bert", "8bit", small), folder)
+    job = TrainingJob(folder)
+    rows = read(job.source)
+    tokenizer, labels = job.load_tokenizer(rows["text"]), sorted(set(rows["label"]))
+    made = [{**tokenizer(row["text"]), "labels": labels.index(row["label"])} for row in rows.select(range(40))]
+    return Examples(Dataset.from_list(made), tokenizer, labels)
 
 
 def test_the_published_number_of_parameters(bert: Recipe) -> None:
@@ -82,7 +99,7 @@ def test_the_published_example() -> None:
 
 def tiny(examples: Examples) -> BertForSequenceClassification:
     torch.manual_seed(0)
-    labels = len(examples.facts["labels"])
+    labels = len(examples.labels)
     return BertForSequenceClassification(
         BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=1024,
                    max_position_embeddings=128, num_labels=labels)

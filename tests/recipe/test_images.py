@@ -15,7 +15,7 @@ from PIL import Image
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.export.scripts import train_images
+from hf_memkit.recipe.export.scripts import image_rows, train_images
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
@@ -114,9 +114,10 @@ def test_an_export_reads_the_same_files(
         source.write_text("\n".join(["image,label", *lines]) + "\n")
     job = rehearsal(images, small_gpu, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
-    assert written == {"train_images.py", "job.py", "args.yaml", "memkit-run.json", "image_batches.py"} | of_this_cpu()
+    scripts = {"train_images.py", "job.py", "image_rows.py", "rows.py", "image_batches.py"}
+    assert written == scripts | {"args.yaml", "memkit-run.json"} | of_this_cpu()
     script = TrainingJob(tmp_path / "script")
-    rows, first = train_images.read_images(script)
+    rows, first = image_rows.read(script.source)
     assert rows.features["label"].names == ["blue", "red"]
     train, evaluated = train_images.hold_out(script, rows, first)
     assert len(train) == (20 if form == "splits" else 19)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +14,26 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from hf_memkit.recipe.output import RecipeRun
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
     Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
+    Trainer,
 )
 
 from hf_memkit.components.generating_trainer import GeneratingTrainer
 from hf_memkit.components.generation_metrics import generation_metrics, rouge_l
 from hf_memkit.components.stochastic_adafactor import Adafactor
-from hf_memkit.errors import DataError, InputError
+from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import describe
+from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
-from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from tests.recipe.resolving import resolve
@@ -49,17 +54,39 @@ def small(flan_t5: Recipe, machine: Machine) -> Setup:
     return rehearse(flan_t5, resolve(flan_t5, card, Request(variant="resident"), use_hub=False)).setup
 
 
+@dataclass
+class Examples:
+    """What the script trains and evaluates on."""
+
+    train: datasets.Dataset
+    held_out: datasets.Dataset
+    processing_class: Any
+
+
 @pytest.fixture(scope="module")
 def pairs(small: Setup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
-    said: list[str] = []
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
     choose = random.Random(0)
     rows = [[choose.choice(words) for _ in range(1 + number % 200)] for number in range(300)]
     path.write_text("".join(json.dumps({"source": " ".join(row), "target": row[0]}) + "\n" for row in rows))
+    folder = tmp_path_factory.mktemp("job")
+    export_script(RecipeRun("flan", "resident", small.put("data.source", str(path), "asked for")), folder)
+    made: list[Trainer] = []
+
+    def ready(self: Trainer) -> None:
+        made.append(self)
+        raise SystemExit
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        return TASK.prepare(small.put("data.source", str(path), "asked for"), said.append)
+        patch.setattr(Trainer, "train", ready)
+        patch.setattr("sys.path", [str(folder), *sys.path])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(folder / "train_text_pairs.py"), run_name="__main__")
+    for name in ("job", "rows", "pair_rows"):
+        sys.modules.pop(name, None)
+    return Examples(made[0].train_dataset, made[0].eval_dataset, made[0].processing_class)
 
 
 def test_the_published_number_of_parameters(flan_t5: Recipe) -> None:
@@ -79,7 +106,7 @@ def test_sources_have_the_prefix_and_each_side_its_length(small: Setup, pairs: E
     assert {row["input_ids"][-1] for row in pairs.train} == {row["labels"][-1] for row in pairs.train} == ends
     longest = max(len(row["input_ids"]) for row in pairs.train)
     assert longest == small["data.sequence_length"]
-    assert len(pairs.train) + len(pairs.held_out) == 300 and len(pairs.held_out) == round(0.02 * 300)
+    assert len(pairs.train) == 300 - round(0.02 * 300) and len(pairs.held_out) == 4, "whole batches are evaluated"
 
 
 def test_the_same_data_has_the_same_checksum_and_other_data_another(
@@ -207,10 +234,3 @@ def test_a_gpu_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> Non
 
     setup = resolve(flan_t5, machine.with_gpu(named_gpu("T4")), Request(variant="resident"), use_hub=False)
     assert any("computes in bf16" in problem for problem in setup.problems)
-
-
-def test_one_pair_cannot_be_trained_on_and_held_out(small: Setup, tmp_path: Path) -> None:
-    path = tmp_path / "one.jsonl"
-    path.write_text('{"source": "one", "target": "eins"}\n')
-    with pytest.raises(DataError, match=r"one\.jsonl: one pair; the minimum is 2"):
-        TASK.prepare(small.put("data.source", str(path), "asked for"), lambda line: None)

@@ -14,7 +14,7 @@ from hf_memkit.components import mean_loss
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.export.scripts import train_speech
+from hf_memkit.recipe.export.scripts import speech_rows
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
@@ -163,7 +163,7 @@ def test_an_export_reads_the_same_files(
         "whisper_tokenizer.py",
     }
     script = TrainingJob(tmp_path / "script")
-    train, evaluated = script.hold_out(train_speech.read_speech(script))
+    train, evaluated = script.hold_out(speech_rows.read(script.source))
     assert (len(train), len(evaluated)) == (11, 1)
     first = train[0]
     assert first["audio"]["path"] == str(clips / "00.wav") and first["text"] == made_up_speech(1)[0]["text"]

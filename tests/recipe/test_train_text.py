@@ -11,23 +11,22 @@ import yaml
 from datasets import Dataset
 from transformers import GPT2Config
 
-from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export.scripts import train_text
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.export.scripts.train_text import blocks_of, pieces_of
-from hf_memkit.recipe.tokenizer import train_tokenizer
+from tests.recipe.test_tokenizer import trained
 
 TEXTS = [topics[name] for name in sorted(topics)[:30]]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_tokenizer(Documents(TEXTS, "a test"), 1000)
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return trained(tmp_path_factory.mktemp("job"), TEXTS, size=1000)
 
 
 def ids(texts: list[str | None], tokenizer: Any, length: int = 64) -> list[int]:
     rows = Dataset.from_dict({"text": texts})
-    blocks = list(blocks_of(rows, "text", tokenizer, length))
+    blocks = list(blocks_of(rows, tokenizer, length))
     assert all(len(block["input_ids"]) == length and block["labels"][0] == -100 for block in blocks)
     assert all((block["labels"][1:] == block["input_ids"][1:]).all() for block in blocks)
     return [int(each) for block in blocks for each in block["input_ids"]]
@@ -54,23 +53,11 @@ def test_no_text_is_lost_between_pieces(text: str, monkeypatch: pytest.MonkeyPat
     assert "".join(pieces_of(text)) == text and all(pieces_of(text))
 
 
-def test_a_file_with_brackets_in_its_name_is_read(tmp_path: Path) -> None:
-    """Would notice: a name that `load_dataset` takes for a pattern, and a missing column that fails later."""
-    (tmp_path / "notes[1].jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    data = {"files": ["notes[1].jsonl"], "format": "json"}
-    (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
-    job = TrainingJob(tmp_path)
-    assert job.load_rows(["text"])["text"][:] == ["one", "two"]
-    with pytest.raises(SystemExit, match=r"notes\[1\].jsonl: no column 'body'; there are text"):
-        job.load_rows(["body"])
-
-
 def test_too_little_text_ends_in_a_line(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defect, seen on a GPU: `datasets` raises where a generator gives no row at all."""
     tokenizer.save_pretrained(tmp_path / "tokens")
     (tmp_path / "short.txt").write_text("a few words\n")
-    data = {"files": ["short.txt"], "format": "text", "text_column": "text", "sequence_length": 64}
-    data["tokenizer"] = str(tmp_path / "tokens")
+    data = {"files": ["short.txt"], "format": "text", "sequence_length": 64, "tokenizer": str(tmp_path / "tokens")}
     (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
     monkeypatch.setattr(train_text, "__file__", str(tmp_path / "train_text.py"))
     with pytest.raises(SystemExit, match=r"short\.txt: fewer than two blocks of 64 tokens"):

@@ -24,8 +24,10 @@ from torch.utils.data import BatchSampler, RandomSampler
 from transformers import DataCollatorWithFlattening
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.batch_shapes import shape_of
+from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
+from hf_memkit.prediction.child.traced_batches import on_host
+from hf_memkit.prediction.traced_training import BatchLengths
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -106,6 +108,31 @@ def chosen_batches(loader: Any) -> Chosen:
     worst = max(first_batches(loader, 2), key=elements)
     return Chosen(
         worst, f"the larger of the first 2 batches of the script's own data loader ({why}): {shape_of(worst)}"
+    )
+
+
+def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
+    """Lengths of these columns in the batches that `chosen_batches` finds."""
+    chosen = chosen_batches(on_host(loader))
+
+    def of(batch: Batch) -> Batch:
+        return {name: batch[name] for name in columns}
+
+    def lengths(batch: Batch) -> dict[str, int]:
+        return {name: int(batch[name].shape[1]) for name in columns}
+
+    worst, usual, high = of(chosen.worst), chosen.usual, chosen.high
+    if usual is not None and not is_much_larger(worst, of(usual)):
+        usual = None
+    return BatchLengths(
+        worst=lengths(worst),
+        usual=lengths(usual) if usual is not None else None,
+        half=lengths(chosen.half) if chosen.half is not None else None,
+        cut=lengths(chosen.cut[0]) if chosen.cut is not None else None,
+        rows=chosen.rows,
+        said=chosen.said,
+        shapes=told_apart([worst, of(usual), of(high) if high is not None else None]) if usual is not None else [],
+        shuffled=chosen.shuffled,
     )
 
 

@@ -31,6 +31,7 @@ from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
+from hf_memkit.prediction.child.batches import lengths_of_batches
 from hf_memkit.prediction.child.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
 from hf_memkit.prediction.child.evaluations import EvaluationCall, Evaluations
@@ -98,11 +99,14 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     folder_begins = folder_goes_away(result.with_name(MADE))
     evaluations = Evaluations(worst=request.worst_batch)
 
-    def traced(trainer: Any, train: Any) -> TracedTraining:
+    def traced(trainer: Any, train: Any) -> Outcome:
+        if request.lengths_of and boundary is not None:
+            boundary.leave()
+            return Outcome(lengths=lengths_of_batches(trainer.get_train_dataloader(), request.lengths_of))
         if tracer.host is not None:
             tracer.host.training_begins()
         found = _traced(tracer, boundary, trainer, train, evaluations, request)
-        return replace(found, notes=(*found.notes, *differs))
+        return Outcome(replace(found, notes=(*found.notes, *differs)))
 
     loops = OwnLoops(_own_loop)
     library = None
@@ -218,7 +222,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
 
 
 def _at_train(
-    traced: Callable[[Any, Any], TracedTraining],
+    traced: Callable[[Any, Any], Outcome],
     evaluations: Evaluations,
     loops: OwnLoops,
     library: LibraryEvaluations | None,
@@ -244,7 +248,7 @@ def _at_train(
             evaluations.answer = loops.stop = None
             if library is not None:
                 library.in_training = True
-            found = Outcome(traced(self, original))
+            found = traced(self, original)
         except Exception as error:
             found = _failure(error)
         out.end(found)

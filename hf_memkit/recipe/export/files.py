@@ -20,29 +20,30 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import components
 from hf_memkit._version import __version__
-from hf_memkit.errors import InputError
+from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import hub_reachable
 from hf_memkit.presets.files import reasoned_yaml, with_installed_names
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
-from hf_memkit.recipe.tables import find_tables, read_rows
+from hf_memkit.recipe.sources import local_files, local_path, only_table, quiet_datasets
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
-from hf_memkit.recipe.tasks.media import files_in, only_table
 from hf_memkit.recipe.tasks.task import Settings
-from hf_memkit.recipe.text_readers import find_text_files
 from hf_memkit.run.folder import ARGUMENTS_FILE, RUN_FILE, RecipeRun
 from hf_memkit.run.machine import nvme_path
 from hf_memkit.setup import Setup
 from hf_memkit.train import needed_packages
-from hf_memkit.user_files import user_path, write_text
+from hf_memkit.user_files import write_text
+
+if TYPE_CHECKING:
+    from hf_memkit.recipe.export.scripts.rows import Source
 
 _WIRING, _PROCESS_GROUP = "hf_memkit.zero.wiring", "hf_memkit.zero.process_group"
 _NAMES: Final = {_WIRING: "deepspeed_wiring"}
@@ -285,35 +286,66 @@ def _has_hub(setup: Setup) -> bool:
 
 
 def _rows(setup: Setup, task: Task) -> _ScriptData:
-    """Where the rows are, and the columns that they have there."""
+    """Where the rows are, and the columns that they have there.
+
+    Raises:
+        DataError: there are none.
+    """
     data = setup.section("data")
-    source, path = data["source"], None if data["source"] is None else user_path(str(data["source"]))
+    source = data["source"]
+    path = None if source is None else local_path(str(source))
     if source is None and not _has_hub(setup):
         return _made_up(setup, task)
-    if path is None or not path.exists():
+    if path is None:
         name, config, split = data["hub_id"], data["hub_config"], data.get("hub_split", "train")
         if source is not None:
             name, _, config = str(source).partition(":")
             split = "train"
         where = {"hub_id": name, "hub_config": config or None, "hub_split": split}
         return _section(setup, where, data["text_column"], data.get("columns", {}))
-    if task.name == DEFAULT_TASK:
-        texts = find_text_files(path)
-        if texts.kind == "text":
-            return _section(setup, _files(texts.paths, "text", sample_by="document"), "text")
-        return _section(setup, _files(texts.paths, texts.kind.lower()), data["text_column"])
     if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
-        table = only_table(path, files_in(path)[1])
+        table = only_table(path)
         if table is None:
             return _section(setup, task.folders(path))
         path = table
-    found = find_tables(path, task.local_form)
-    there = next((list(row) for _, row in read_rows(found.paths[0], found.kind)), [])
-    if found.kind in ("JSON", "parquet"):
-        where = _files(found.paths, found.kind.lower())
-    else:  # without keep_default_na the text "NA" would be none
-        where = _files(found.paths, "csv", keep_default_na=False, sep="\t" if found.kind == "TSV" else ",")
+    is_text = task.name == DEFAULT_TASK
+    kind, paths = local_files(path, task.local_form, texts=is_text)
+    if kind == "text":
+        return _section(setup, _files(paths, kind, sample_by="document"), "text")
+    if kind in ("csv", "tsv"):  # without keep_default_na the text "NA" would be none
+        where = _files(paths, "csv", keep_default_na=False, sep="\t" if kind == "tsv" else ",")
+    else:
+        where = _files(paths, kind)
+    if is_text:
+        return _section(setup, where, data["text_column"])
+    there = opened(task, where, lambda source: source.load().column_names)
     return _section(setup, where, columns=task.columns_among(data["columns"], there))
+
+
+def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) -> Any:
+    """What `ask` makes of the rows of a section `data` whose names are whole paths.
+
+    Raises:
+        DataError: they are not as they must be; in one line.
+    """
+    from hf_memkit.recipe.export.scripts.rows import Source
+
+    with quiet_datasets():
+        try:
+            return ask(Source(data, Path(), task.reading.EXAMPLE))
+        except SystemExit as wrong:
+            raise DataError(str(wrong)) from None
+
+
+def check_data(task: Task, setup: Setup) -> None:
+    """Reads what `data.source` names with the script's own reader. Files of images and sound it opens itself.
+
+    Raises:
+        DataError: it cannot be used; says where, why, and what was expected.
+        MissingPackageError: it needs a package.
+    """
+    data = {name: value for name, (value, _) in _rows(setup, task).settings.items()}
+    opened(task, data, getattr(task.reading, "listed", task.reading.read))
 
 
 def _section(

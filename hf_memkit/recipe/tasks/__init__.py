@@ -6,10 +6,10 @@ from importlib import import_module
 
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.recipe.task_names import DEFAULT_TASK, TASKS
-from hf_memkit.recipe.tasks.task import Examples, Task
+from hf_memkit.recipe.tasks.task import Task
 from hf_memkit.setup import Setup
 
-__all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Task", "find_task", "task_of"]
+__all__ = ["DEFAULT_TASK", "TASKS", "Task", "find_task", "task_of"]
 
 
 def find_task(name: str) -> Task:

@@ -1,50 +1,48 @@
 """What a task is: the kind of data that a recipe trains on, and everything that depends on it.
 
-Its script (`recipe/export/scripts`) trains. Here are the settings that follow from the task, and its data as it is
-checked before anything is written, and as predictions need it. Messages name the file, the line, what was expected,
-and an example of it.
+Its script (`recipe/export/scripts`) trains, and reads and checks the data. Here are the settings that follow from the
+task.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from hf_memkit.errors import MissingPackageError
 from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from hf_memkit.models import ModelFacts
     from hf_memkit.recipe.schema import Data
-    from hf_memkit.recipe.tokenizer import Framing
 
-
-Say = Callable[[str], None]
 
 Settings = Mapping[str, tuple[Any, str]]
 """Key → (value, reason), as `Setup.put_all` takes it."""
 
 
+END_OF_TEXT: Final = "<|endoftext|>"
+
+
 @dataclass(frozen=True)
-class Examples:
-    """What is trained and evaluated on.
+class Framing:
+    """What a tokenizer that is trained on the data puts around a text.
 
     Attributes:
-        train, held_out: `datasets.Dataset`, or the `Blocks` of packed text. Images and sound stay files until they
-            are asked for.
-        processing_class: tokenizer, image processor or feature extractor, as Trainer takes and saves it.
-        facts: what else the data says, as plain data: labels, counts.
+        tokens: special tokens in the order of their IDs, by what transformers calls them (`pad_token` …).
+        single, pair: what becomes of one text (`$A`) and of two (`$B`), as `TemplateProcessing` of tokenizers has it;
+            empty: nothing stands around it.
     """
 
-    train: Any
-    held_out: Any
-    processing_class: Any
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Mapping[str, str]
+    single: str = ""
+    pair: str = ""
 
 
-class Task(ABC):
+class Task:
     """One kind of data.
 
     Attributes:
@@ -56,12 +54,10 @@ class Task(ABC):
         model_parts: part (`hf_memkit/components`) → (its options, reason) that models of this task need.
         columns: role → the column's default name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
         local_form: one line: what a `--data` value may be.
-        example: one line of such data.
-        script: the module of `hf_memkit/recipe/export/scripts` that an export copies.
+        script, rows: the modules of `hf_memkit/recipe/export/scripts` that train, and that read the data.
         script_needs: packages that it needs beyond what all scripts do, as pip names them.
         script_reads: what it reads of the section `data` as the setup has it, beside what all of them do.
         takes_length: whether a `--sequence-length` can be chosen; the model decides it otherwise.
-        padded_to: what its collator rounds the tokens of a batch up to.
         made_up_by: the module beside this one that makes up what is no text, where no hub can be reached.
     """
 
@@ -74,12 +70,11 @@ class Task(ABC):
     model_parts: ClassVar[Settings] = {}
     columns: ClassVar[Mapping[str, str]] = {}
     local_form: ClassVar[str]
-    example: ClassVar[str]
     script: ClassVar[str]
+    rows: ClassVar[str]
     script_needs: ClassVar[tuple[str, ...]] = ()
     script_reads: ClassVar[tuple[str, ...]] = ("sequence_length",)
     takes_length: ClassVar[bool] = True
-    padded_to: ClassVar[int] = 1
     made_up_by: ClassVar[str] = ""
 
     def data_settings(self, data: Data) -> Settings:
@@ -108,13 +103,26 @@ class Task(ABC):
         after."""
         return setup
 
-    @abstractmethod
-    def read(self, setup: Setup) -> Any:
-        """What `data.source` names, read and checked: all of `prepare` that needs no model, from the section `data`.
+    @property
+    def reading(self) -> Any:
+        """The module that reads the data: `read(source)` reads and checks it all; `listed(source)`, where there is
+        one, opens no file of images or sound; `EXAMPLE` is one line of such data.
 
         Raises:
-            DataError: it cannot be used; says where, why, and what was expected.
+            MissingPackageError: it needs a package.
         """
+        try:
+            return import_module(f"hf_memkit.recipe.export.scripts.{self.rows}")
+        except ModuleNotFoundError as error:
+            package = " ".join(self.script_needs) or error.name
+            raise MissingPackageError(
+                f"a {self.name} recipe needs {package}, which is not installed; run: pip install {package}"
+            ) from error
+
+    def padded(self, setup: Setup) -> tuple[str, ...]:
+        """Columns of the examples that are padded to the longest of a micro-batch: `input_ids`, and `labels` where
+        these have their own lengths. None where all batches have one size."""
+        return ()
 
     def framing(self, setup: Setup) -> Framing | None:
         """The special tokens of a tokenizer that is trained on the task's texts."""
@@ -138,20 +146,3 @@ class Task(ABC):
     def examples(self) -> Iterable[Mapping[str, Any]]:
         """Rows with the default columns: the data of an exported script where no hub can be reached."""
         return ()
-
-
-class PaddedTask(Task):
-    """One whose rows have lengths of their own, and are padded to the longest of a micro-batch."""
-
-    @abstractmethod
-    def prepare(self, setup: Setup, say: Say) -> Examples:
-        """Reads, checks and tokenises the data, as the script does: for predictions by its lengths.
-
-        Raises:
-            DataError: it cannot be used; says where, why, and what was expected.
-        """
-
-    @abstractmethod
-    def padded(self, setup: Setup) -> tuple[str, ...]:
-        """Columns of the examples that are padded: `input_ids`, and `labels` where these have their own lengths. None
-        where all batches have one size."""

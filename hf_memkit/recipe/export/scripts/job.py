@@ -11,22 +11,27 @@
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import yaml
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
 
+from hf_memkit.recipe.export.scripts.rows import Source
+
 LOADING: Final[tuple[str, ...]] = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not."""
+
+MOST_CHARACTERS: Final = 100 * 2**20
+LONG_WORD, LONG_SPACE = re.compile(r"(\S{256})(?=\S)"), re.compile(r"(\s{256})\s+")
 
 
 class TrainingJob:
@@ -34,6 +39,7 @@ class TrainingJob:
 
     Attributes:
         folder: that of `args.yaml`. Relative names of files in it start there.
+        source: where the rows are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,6 +47,7 @@ class TrainingJob:
         self.folder = folder
         sections = yaml.safe_load((folder / "args.yaml").read_text(encoding="utf-8"))
         self.data: dict[str, Any] = sections["data"]
+        self.source = Source(self.data, folder)
         self.model: dict[str, Any] = sections["model"]
         self.arguments: dict[str, Any] = sections["arguments"]
         self.adapter: dict[str, Any] = sections.get("adapter", {})
@@ -49,28 +56,6 @@ class TrainingJob:
         self.trainer_parts: dict[str, dict[str, Any]] = sections.get("trainer_parts", {})
         for name, value in sections.get("environment", {}).items():
             os.environ.setdefault(name, str(value))
-
-    @property
-    def source(self) -> str:
-        """Where the rows come from, for messages."""
-        return ", ".join(self.data["files"]) if "files" in self.data else str(self.data.get("hub_id", "the data"))
-
-    def load_rows(self, columns: Iterable[str] = ()) -> Dataset:
-        """The rows of local files (`data.files`), or of a data set of the hub.
-
-        Args:
-            columns: that must be there.
-        """
-        data = self.data
-        if "files" in data:
-            files = [glob.escape(str(self.folder / name)) for name in data["files"]]  # patterns, to load_dataset
-            rows = load_dataset(data["format"], data_files=files, split="train", **data.get("format_options", {}))
-        else:
-            rows = load_dataset(data["hub_id"], data["hub_config"], split=data["hub_split"])
-        for column in columns:
-            if column not in rows.column_names:
-                raise SystemExit(f"{self.source}: no column {column!r}; there are {', '.join(rows.column_names)}")
-        return rows
 
     def load_tokenizer(self, texts: Iterable[str]) -> Any:
         """The model's own tokenizer; where args.yaml names none, a byte-level BPE that is trained on `texts`."""
@@ -84,7 +69,8 @@ class TrainingJob:
             return tokenizer
         special = list(dict.fromkeys(data["special_tokens"].values()))
         bpe = ByteLevelBPETokenizer()
-        bpe.train_from_iterator(texts, data["vocabulary_size"], special_tokens=special, show_progress=False)
+        size = data["vocabulary_size"]
+        bpe.train_from_iterator(some_of(texts), size, special_tokens=special, show_progress=False)
         options = dict(data["special_tokens"])
         if "one_text" in data:
             numbered = [(token, number) for number, token in enumerate(special)]
@@ -97,6 +83,8 @@ class TrainingJob:
 
     def hold_out(self, rows: Dataset) -> tuple[Dataset, Dataset]:
         """(to train on, to evaluate): of the last rows, which are held out, as many as `evaluated` says."""
+        if len(rows) < 2:
+            self.source.refuse(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
         held_out = min(max(1, round(self.data["held_out"] * len(rows))), len(rows) - 1)
         first = len(rows) - held_out
         return rows.select(range(first)), rows.select(range(first, first + self.evaluated(held_out)))
@@ -155,6 +143,13 @@ class TrainingJob:
 
     def trainer_options(self, model: Any, arguments: Any, processing_class: Any) -> dict[str, Any]:
         """Keyword arguments of Trainer: these three, the optimizer, and what the trainer parts give."""
+        known = getattr(model.config.get_text_config(), "vocab_size", None)
+        if known is not None and hasattr(processing_class, "eos_token") and len(processing_class) > known:
+            raise SystemExit(
+                f"{self.model.get('name', 'the model')}: its tokenizer has {len(processing_class)} entries, and the "
+                f"model has embeddings for {known}. Call model.resize_token_embeddings({len(processing_class)}) and "
+                "save the model, or take a model with a larger vocab_size"
+            )
         options = {"model": model, "args": arguments, "processing_class": processing_class, "callbacks": []}
         for name, values in self.trainer_parts.items():
             given = import_module(name).trainer_options(
@@ -185,6 +180,17 @@ class TrainingJob:
             from hf_memkit.zero.process_group import leave_process_group
 
             leave_process_group()
+
+
+def some_of(texts: Iterable[str]) -> Iterator[str]:
+    """What a tokenizer is trained on: the first 100 Mi characters, in words of at most 256. Training takes time in the
+    square of the longest word: 4 minutes for one of a million characters."""
+    left = MOST_CHARACTERS
+    for text in texts:
+        if left <= 0:
+            return
+        yield LONG_SPACE.sub(r"\1", LONG_WORD.sub(r"\1\n", text[:left]))
+        left -= len(text)
 
 
 def _optimizer(section: Mapping[str, Any], arguments: Any) -> tuple[type, dict[str, Any]]:

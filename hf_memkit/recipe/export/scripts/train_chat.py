@@ -7,70 +7,40 @@ Alpaca's `instruction`, `input` and `output`. The last ones are held out.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from datasets import Dataset
+from jinja2.exceptions import TemplateError
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig, SFTTrainer
 
 from hf_memkit import attach
+from hf_memkit.recipe.export.scripts.chat_rows import read
+from hf_memkit.recipe.export.scripts.chat_templates import CHATML, training_template
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-from hf_memkit.recipe.tasks.chat_markup import CHATML, LLAMA_MARKED, LLAMA_TURN
-
-ROLES = {"human": "user", "gpt": "assistant"}
-"""What ShareGPT calls them → what chat templates do."""
-
-
-def as_messages(rows: Dataset, column: str) -> Dataset:
-    """The rows with their `messages`, which are those of `column` if there is one, and `tools`, if they have any."""
-    if column not in rows.column_names:
-        return rows.map(messages_of, remove_columns=rows.column_names)
-    rows = rows if column == "messages" else rows.rename_column(column, "messages")
-    return rows.select_columns([name for name in ("messages", "tools") if name in rows.column_names])
-
-
-def messages_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The messages of a row in another form."""
-    system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
-    if "conversations" in row:
-        turns = [
-            (turn.get("from") or turn["role"], turn.get("value") or turn["content"]) for turn in row["conversations"]
-        ]
-        return {"messages": [*system, *({"role": ROLES.get(who, who), "content": text} for who, text in turns)]}
-    if isinstance(row.get("prompt"), list):
-        return {"messages": row["prompt"] + row["completion"]}
-    if "prompt" in row:
-        question, answer = row["prompt"], row["completion"]
-    else:
-        question = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
-        answer = row["output"]
-    asked, answered = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
-    return {"messages": [*system, asked, answered]}
 
 
 def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
 
-    rows = as_messages(job.load_rows(), job.data["columns"]["messages"])
+    rows = read(job.source)
     train_dataset, eval_dataset = job.hold_out(rows)
     tokenizer = job.load_tokenizer("\n".join(each["content"] for each in messages) for messages in rows["messages"])
     if job.data["tokenizer"] is None:
         tokenizer.chat_template = CHATML
     own_template = tokenizer.chat_template
-    if job.arguments["assistant_only_loss"] and isinstance(own_template, str):
-        # The loss is taken over the assistant's turns, which the chat template must mark. TRL does that for many
-        # families, and not for Llama 3.1 to 3.3. What is saved is the model's own template.
-        tokenizer.chat_template = own_template.replace(LLAMA_TURN, LLAMA_MARKED)
+    # The loss is taken over the assistant's turns, which the template must mark. What is saved is the model's own.
+    tokenizer.chat_template = training_template(tokenizer, marked=job.arguments["assistant_only_loss"])
 
     arguments = job.training_arguments(SFTConfig)
     model = job.load_model(AutoModelForCausalLM)
-    trainer = SFTTrainer(
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        **job.trainer_options(model, arguments, tokenizer),
-    )
+    options = job.trainer_options(model, arguments, tokenizer)
+    try:
+        trainer = SFTTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
+    except TemplateError as error:
+        job.source.refuse(f"the model's chat template rejects a conversation ({error}). Correct it, or remove it")
     tokenizer.chat_template = own_template
     longest = arguments.max_length
+    if not len(trainer.train_dataset):
+        job.source.refuse(f"no answer of the assistant begins within {longest} tokens; give longer sequences")
     cut = 0 if arguments.packing else sum(len(ids) >= longest for ids in trainer.train_dataset["input_ids"])
     if cut and arguments.process_index == 0:
         print(f"{cut} of {len(train_dataset)} conversations fill {longest} tokens, and were cut if they were longer")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from datasets import ClassLabel, Dataset, Features, Image, concatenate_datasets, load_dataset
+from datasets import Dataset
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -20,33 +20,8 @@ from transformers import (
 
 from hf_memkit import attach
 from hf_memkit.components.image_batches import Accuracy, ImageBatches, each_label_split, most_likely
+from hf_memkit.recipe.export.scripts.image_rows import read
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-
-
-def read_images(job: TrainingJob) -> tuple[Dataset, int | None]:
-    """(rows of `image` and `label`, how many of them from the first on are to train on, where the data says it)."""
-    data = job.data
-    if data.get("made_up"):
-        from hf_memkit.recipe.tasks.made_up_images import LABELS, made_up_images
-
-        features = Features({"image": Image(decode=False), "label": ClassLabel(names=list(LABELS))})
-        return Dataset.from_list(made_up_images(), features=features), None
-    if "folders" in data:  # each with a folder for each label; read together, so that they have the same labels
-        files = {name: f"{folder}/**" for name, folder in data["folders"].items()}
-        parts = load_dataset("imagefolder", data_files=files, drop_labels=False)
-        rows = concatenate_datasets(list(parts.values()))
-        return rows.cast_column("image", Image(decode=False)), len(parts["train"]) if "held_out" in parts else None
-    image, label = data["columns"]["image"], data["columns"]["label"]
-    rows = job.load_rows()
-    if "files" in data:  # a table, whose paths start in its own folder
-        folder = Path(data["files"][0]).parent
-        paths, labels = [str(folder / name) for name in rows[image]], [str(name) for name in rows[label]]
-        rows = Dataset.from_dict({"image": paths, "label": labels})
-    else:
-        rows = rows.select_columns([image, label]).rename_columns({image: "image", label: "label"})
-    if not isinstance(rows.features["label"], ClassLabel):
-        rows = rows.class_encode_column("label")
-    return rows.cast_column("image", Image(decode=False)), None
 
 
 def hold_out(job: TrainingJob, rows: Dataset, first: int | None) -> tuple[Dataset, Dataset]:
@@ -65,7 +40,7 @@ def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
     data = job.data
 
-    rows, first = read_images(job)
+    rows, first = read(job.source)
     labels = rows.features["label"].names
     train_dataset, eval_dataset = hold_out(job, rows, first)
     if data["tokenizer"] is None:

@@ -7,55 +7,22 @@ Sound files are opened by the data loader's workers when their batch is made. Th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from datasets import Audio, Dataset
 from transformers import AutoModelForSpeechSeq2Seq, Seq2SeqTrainingArguments, WhisperFeatureExtractor, WhisperProcessor
 
 from hf_memkit import attach
 from hf_memkit.components.generating_trainer import GeneratingTrainer
 from hf_memkit.components.speech_batches import SpeechBatches, WordErrors, label_tokens
-from hf_memkit.components.speech_batches_sound import seconds_of
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-
-
-def read_speech(job: TrainingJob) -> Dataset:
-    """Rows of `audio` (`{"path": …}` or `{"bytes": …}`) and `text`."""
-    data = job.data
-    if data.get("made_up"):
-        from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
-
-        return Dataset.from_list(made_up_speech())
-    if "folder" in data:  # each sound file has its transcript beside it
-        folder = Path(data["folder"])
-        texts = sorted(folder.rglob("*.txt"))
-        paths = [next(file for file in text.parent.glob(f"{text.stem}.*") if file != text) for text in texts]
-        return as_rows(paths, [text.read_text(encoding="utf-8-sig") for text in texts])
-    audio, text = data["columns"]["audio"], data["columns"]["text"]
-    rows = job.load_rows()
-    if "files" in data:  # a table, whose paths start in its own folder
-        folder = Path(data["files"][0]).parent
-        return as_rows([folder / name for name in rows[audio]], rows[text])
-    rows = rows.select_columns([audio, text]).rename_columns({audio: "audio", text: "text"})
-    longest = data["chunk_length"]  # seconds that the model hears at once
-
-    def is_usable(row: dict[str, Any]) -> bool:
-        return bool(row["text"].strip()) and 0 < seconds_of(row["audio"]["bytes"] or row["audio"]["path"]) <= longest
-
-    return rows.cast_column("audio", Audio(decode=False)).filter(is_usable)
-
-
-def as_rows(paths: list[Path], texts: list[str]) -> Dataset:
-    audio = [{"bytes": None, "path": str(path)} for path in paths]
-    return Dataset.from_dict({"audio": audio, "text": [" ".join(text.split()) for text in texts]})
+from hf_memkit.recipe.export.scripts.speech_rows import read
 
 
 def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
     data = job.data
 
-    rows = read_speech(job)
+    rows = read(job.source)
     tokens: dict[str, int] = {}  # config values of a tokenizer that is not the model's own
     if data["tokenizer"] is None:
         from hf_memkit.recipe.tasks.whisper_tokenizer import token_values, train_whisper_tokenizer

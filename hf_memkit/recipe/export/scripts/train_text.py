@@ -18,16 +18,17 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from hf_memkit import attach
 from hf_memkit.recipe.export.scripts.job import TrainingJob
+from hf_memkit.recipe.export.scripts.text_rows import read
 
 PIECE = 500_000
 """Characters that are encoded at once: a token takes some 200 bytes until it is in its block."""
 
 
-def blocks_of(rows: Dataset, column: str, tokenizer: Any, length: int) -> Iterator[dict[str, np.ndarray]]:
+def blocks_of(rows: Dataset, tokenizer: Any, length: int) -> Iterator[dict[str, np.ndarray]]:
     """Blocks of `length` tokens; what is left of the last block is dropped."""
     tokens = array("i")
     for batch in rows.iter(batch_size=1000):
-        texts = [text for text in batch[column] if text and not text.isspace()]
+        texts = [text for text in batch["text"] if text and not text.isspace()]
         pieces = [list(pieces_of(text)) for text in texts]
         encoded = iter(tokenizer([each for text in pieces for each in text], **PLAIN)["input_ids"] if pieces else [])
         for text in pieces:
@@ -57,18 +58,18 @@ def pieces_of(text: str) -> Iterator[str]:
 
 def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
-    column, length = job.data["text_column"], job.data["sequence_length"]
+    length = job.data["sequence_length"]
 
-    rows = job.load_rows([column])
-    tokenizer = job.load_tokenizer(text for text in rows[column] if text)
-    options = {"rows": rows, "column": column, "tokenizer": tokenizer, "length": length}
+    rows = read(job.source)
+    tokenizer = job.load_tokenizer(text for text in rows["text"] if text)
+    options = {"rows": rows, "tokenizer": tokenizer, "length": length}
     features = Features({name: Sequence(Value("int32"), length) for name in ("input_ids", "labels")})
     try:
         blocks = Dataset.from_generator(blocks_of, features=features, gen_kwargs=options).with_format("torch")
     except ValueError:  # datasets: a generator that gives nothing
         blocks = []
     if len(blocks) < 2:
-        raise SystemExit(f"{job.source}: fewer than two blocks of {length} tokens; give more text, or shorter blocks")
+        job.source.refuse(f"fewer than two blocks of {length} tokens; give more text, or shorter blocks")
     train_dataset, eval_dataset = job.hold_out(blocks)
 
     arguments = job.training_arguments(TrainingArguments)

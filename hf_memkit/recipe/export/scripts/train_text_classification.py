@@ -10,36 +10,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
 
 from hf_memkit import attach
 from hf_memkit.components.classification_metrics import accuracy_and_f1, last_of_each, likeliest_class
+from hf_memkit.recipe.export.scripts.class_rows import read
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-
-
-def class_names(rows: Dataset, column: str) -> list[str]:
-    """The class of each row: its name, where the data set has names, or what stands in the column."""
-    names = getattr(rows.features[column], "names", None)
-    return [names[value] if names else str(value) for value in rows[column]]
 
 
 def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
-    data, columns = job.data, job.data["columns"]
+    data = job.data
 
-    rows = job.load_rows()
-    classes = class_names(rows, columns["label"])
+    rows = read(job.source)
+    classes = rows["label"][:]
     labels = sorted(set(classes), key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
-    tokenizer = job.load_tokenizer(rows[columns["text"]])
+    tokenizer = job.load_tokenizer(rows["text"])
 
-    def encode(rows: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        second = rows.get(columns.get("text_pair", "text_pair"))  # texts, where there are pairs
+    def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        second = rows.get("text_pair")  # texts, where there are pairs
         options = {"truncation": True, "max_length": data["sequence_length"], "return_attention_mask": False}
-        inputs = tokenizer(rows[columns["text"]], second, **options)
-        return {**inputs, "labels": [labels.index(classes[number]) for number in numbers]}
+        inputs = tokenizer(rows["text"], second, **options)
+        return {**inputs, "labels": [labels.index(name) for name in rows["label"]]}
 
-    rows = rows.map(encode, with_indices=True, batched=True, remove_columns=rows.column_names)
+    rows = rows.map(encode, batched=True, remove_columns=rows.column_names)
     held_out = last_of_each(classes, data["held_out"])
     train_dataset = rows.select(sorted(set(range(len(rows))) - set(held_out)))
     eval_dataset = rows.select(held_out[: job.evaluated(len(held_out))])

@@ -16,20 +16,20 @@ from hf_memkit import attach
 from hf_memkit.components.generating_trainer import GeneratingTrainer
 from hf_memkit.components.generation_metrics import generation_metrics
 from hf_memkit.recipe.export.scripts.job import TrainingJob
+from hf_memkit.recipe.export.scripts.pair_rows import read
 
 
 def main() -> None:
     job = TrainingJob(Path(__file__).resolve().parent)
     data = job.data
-    source, target = data["columns"]["source"], data["columns"]["target"]
 
-    rows = job.load_rows()
-    tokenizer = job.load_tokenizer(text for column in (source, target) for text in rows[column])
+    rows = read(job.source)
+    tokenizer = job.load_tokenizer(text for column in ("source", "target") for text in rows[column])
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-        sources, targets = [data["prefix"] + str(text) for text in rows[source]], [str(text) for text in rows[target]]
+        sources = [data["prefix"] + text for text in rows["source"]]
         inputs = tokenizer(sources, truncation=True, max_length=data["sequence_length"])
-        labels = tokenizer(text_target=targets, truncation=True, max_length=data["target_length"])
+        labels = tokenizer(text_target=rows["target"], truncation=True, max_length=data["target_length"])
         return {"input_ids": inputs["input_ids"], "labels": labels["input_ids"]}
 
     train_dataset, eval_dataset = job.hold_out(rows.map(encode, batched=True, remove_columns=rows.column_names))

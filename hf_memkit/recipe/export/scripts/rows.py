@@ -1,0 +1,156 @@
+"""The rows that the section `data` of `args.yaml` names, as `datasets` loads them.
+
+What is wrong with them ends the script in one line: the file and the row, what was expected there, and an example.
+This file needs datasets only: rows are checked before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as arrow
+import pyarrow.compute as compute
+from datasets import Dataset, Value, load_dataset
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    Attributes:
+        data: the section `data`.
+        folder: that of `args.yaml`, where relative names start.
+        example: a row as it is expected, for messages.
+    """
+
+    data: Mapping[str, Any]
+    folder: Path
+    example: str = ""
+
+    @property
+    def files(self) -> list[Path]:
+        """The local files; none where a data set of the hub is read."""
+        return [self.folder / name for name in self.data.get("files", ())]
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        files = self.files
+        more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+        folders = self.data.get("folders", {"train": self.data.get("folder", "made-up examples")})
+        return f"{files[0]}{more}" if files else str(self.data.get("hub_id", folders["train"]))
+
+    def refuse(self, what: str, row: int | None = None) -> NoReturn:
+        """Ends the script with what is wrong, in a row where one is given."""
+        raise SystemExit(f"{self.name if row is None else self.place(row)}: {what}")
+
+    def expected(self, column: str, what: str, value: Any, row: int) -> NoReturn:
+        """Ends the script: a row has another value in a column."""
+        self.refuse(f"column {column!r}: expected {what}, found {said(value)}; such as {self.example}", row)
+
+    def place(self, row: int) -> str:
+        """`"FILE: row 3"`: where the row with this number among all lies; the first is 0."""
+        files = self.files
+        for file in files[:-1]:
+            count = len(self._read([file]))
+            if row < count:
+                return f"{file}: row {row + 1}"
+            row -= count
+        return f"{files[-1] if files else self.name}: row {row + 1}"
+
+    def load(self) -> Dataset:
+        """All rows, as they are there. Ends the script if they cannot be read, or there are none."""
+        if not self.files:
+            try:
+                return load_dataset(self.data["hub_id"], self.data["hub_config"], split=self.data["hub_split"])
+            except Exception as error:  # the network, access, a config that is not there: no common base class
+                self.refuse(f"cannot be loaded from the hub: {in_one_line(error)}")
+        try:
+            return self._read(self.files)
+        except Exception as error:  # of the reader of each format
+            for file in self.files:
+                if mistake := self._mistake(file):
+                    raise SystemExit(f"{mistake}; expected rows such as {self.example}") from None
+            if "corresponds to no data" in str(error):
+                self.refuse(f"it has no rows; expected {self.example}")
+            cause = error.__cause__ or error
+            self.refuse(f"cannot be read as {self.data['format']}: {in_one_line(cause)}; expected {self.example}")
+
+    def texts(self, rows: Dataset, column: str, *, may_be_empty: bool = False) -> Dataset:
+        """The rows, with numbers of the column as text. Ends the script unless all others are texts."""
+        if column not in rows.column_names:
+            there = ", ".join(map(repr, rows.column_names))
+            self.refuse(f"no column {column!r}; columns here: {there}; expected {self.example}")
+        kind = getattr(rows.features[column], "pa_type", None)
+        if kind is not None and (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
+            rows = rows.cast_column(column, Value("string"))
+        elif not isinstance(rows.features[column], Value) or not _is_text(kind):
+            wrong = next((row for row, value in enumerate(rows[column]) if not isinstance(value, str)), 0)
+            self.expected(column, "text", rows[wrong][column], wrong)
+        values = rows.data.column(column)
+        if values.null_count:
+            self.expected(column, "text", None, compute.index(compute.is_null(values), True).as_py())
+        empty = compute.index(compute.equal(compute.utf8_trim_whitespace(values), ""), True).as_py()
+        if empty >= 0 and not may_be_empty:
+            self.refuse(f"column {column!r}: empty; expected text, such as {self.example}", empty)
+        return rows
+
+    def by_roles(self, rows: Dataset, roles: Iterable[str]) -> Dataset:
+        """The columns that have these roles, by their roles' names."""
+        names = {self.data["columns"].get(role, role): role for role in roles}
+        rows = rows.select_columns(list(names))
+        return rows.rename_columns({name: role for name, role in names.items() if name != role})
+
+    def _read(self, files: list[Path]) -> Dataset:
+        names = [glob.escape(str(file)) for file in files]  # patterns, to load_dataset
+        options = self.data.get("format_options", {})
+        return load_dataset(self.data["format"], data_files=names, split="train", **options)
+
+    def _mistake(self, file: Path) -> str:
+        """What is wrong with a file, with its line, where that can be told; else empty."""
+        try:
+            content = file.read_bytes()
+            text = content.decode("utf-8-sig") if self.data["format"] != "parquet" else ""
+        except OSError as error:
+            return f"{file}: cannot be read: {error.strerror or error}"
+        except UnicodeDecodeError as error:
+            line = 1 + content.count(b"\n", 0, error.start)
+            return f"{file}:{line}: expected UTF-8 text, found the byte 0x{content[error.start]:02x}"
+        whole = text.lstrip().startswith("[")
+        for number, part in enumerate([text] if whole else text.split("\n"), 1):
+            try:
+                value = json.loads(part) if self.data["format"] == "json" and part.strip() else {}
+            except (json.JSONDecodeError, RecursionError) as error:
+                line = number + getattr(error, "lineno", 1) - 1
+                return f"{file}:{line}: not JSON ({getattr(error, 'msg', 'nested too deeply')})"
+            if not whole and not isinstance(value, dict):
+                return f"{file}:{number}: expected an object, found {said(value)}"
+        return ""
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(arrow.types.is_string(kind) or arrow.types.is_large_string(kind))
+
+
+def stamps_of(paths: Iterable[str]) -> list[tuple[int, int]]:
+    """(size, time of change) of each file: they stand for its content."""
+    states = [Path(path).stat() for path in paths]
+    return [(state.st_size, state.st_mtime_ns) for state in states]
+
+
+def said(value: Any) -> str:
+    """What a value is called in a message."""
+    if value is None:
+        return "null"
+    return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """What a library's error says, without the advice below it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] if lines else type(error).__name__
