@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hf_memkit.recipe.output import RecipeRun
 from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, Trainer, TrainingArguments
 
 from hf_memkit import train
@@ -24,6 +23,7 @@ from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
 from tests.recipe.resolving import resolve
 

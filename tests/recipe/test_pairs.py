@@ -14,7 +14,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hf_memkit.recipe.output import RecipeRun
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -35,6 +34,7 @@ from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.request import Request
+from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup import Setup
 from tests.recipe.resolving import resolve
 

@@ -57,7 +57,13 @@ def test_too_little_text_ends_in_a_line(tmp_path: Path, tokenizer: Any, monkeypa
     """Defect, seen on a GPU: `datasets` raises where a generator gives no row at all."""
     tokenizer.save_pretrained(tmp_path / "tokens")
     (tmp_path / "short.txt").write_text("a few words\n")
-    data = {"files": ["short.txt"], "format": "text", "sequence_length": 64, "tokenizer": str(tmp_path / "tokens")}
+    data = {
+        "files": ["short.txt"],
+        "format": "text",
+        "text_column": "text",
+        "sequence_length": 64,
+        "tokenizer": str(tmp_path / "tokens"),
+    }
     (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
     monkeypatch.setattr(train_text, "__file__", str(tmp_path / "train_text.py"))
     with pytest.raises(SystemExit, match=r"short\.txt: fewer than two blocks of 64 tokens"):
