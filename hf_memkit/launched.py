@@ -16,12 +16,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hf_memkit import boot
 from hf_memkit.compat import is_on
 from hf_memkit.errors import InputError, TraceFailed
 from hf_memkit.user_script import UserScript
+
+if TYPE_CHECKING:
+    from hf_memkit.prediction.trace_request import ReadCommand
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
@@ -101,27 +104,6 @@ class Launched:
         return self.gpus or gpus or 1, max(nodes, self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCommand:
-    """What a launcher's or a front end's own parser makes of a command (`prediction/child/read_launch.py`).
-
-    Attributes:
-        script, gpus, nodes, environment, is_launcher: as of a `Launched`.
-        at: the number of the script's word.
-        command: which a front end starts; empty: it is the command that was read.
-        error: why nothing starts; empty: it does.
-    """
-
-    script: UserScript = field(default_factory=lambda: UserScript(""))
-    at: int = 0
-    gpus: int | None = 1
-    nodes: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    is_launcher: bool = True
-    command: tuple[str, ...] = ()
-    error: str = ""
-
-
 def is_command(word: str) -> bool:
     """Whether the word, where a script is expected, begins a command."""
     name = Path(word).name
@@ -189,6 +171,7 @@ def _instead(name: str, verb: list[str], error: str) -> str:
 
 def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadCommand:
     """In the process that will trace the script, which has accelerate and torch loaded."""
+    from hf_memkit.prediction.trace_request import ReadCommand
     from hf_memkit.prediction.worker import lent_worker
 
     try:
@@ -201,6 +184,7 @@ def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadComm
 def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> ReadCommand:
     """In a process of its own: it imports what it likes."""
     from hf_memkit.prediction import wire
+    from hf_memkit.prediction.trace_request import ReadCommand
 
     module, hidden = "hf_memkit.prediction.child.read_launch", {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
     try:

@@ -18,7 +18,7 @@ from hf_memkit.prediction.trace import Trace
 _SLOTS: Final = tuple(name for name in Block.__slots__ if name not in ("next", "pool", "previous"))
 
 
-class Outcome(NamedTuple):
+class CapRange(NamedTuple):
     """Of every cap from `from_bytes` up to, but without, `below_bytes` (None: without end) comes the same: the device
     grants and refuses the same requests."""
 
@@ -39,7 +39,7 @@ class Started:
         self._trace, self._gpu_bytes, self._settings = trace, gpu_bytes, settings
         beyond = self._run(len(trace.events), reserved_bytes)
         self._beyond = self._run(beyond, None)
-        self._known: list[Outcome] = []
+        self._known: list[CapRange] = []
 
     def _run(self, stop: int, most_reserved: int | None) -> int:
         """Replays the events before `stop`. The first one that reserves more than `most_reserved`, or `stop`."""
@@ -56,7 +56,7 @@ class Started:
         start."""
         return self.outcome(cap_bytes).completes
 
-    def outcome(self, cap_bytes: int) -> Outcome:
+    def outcome(self, cap_bytes: int) -> CapRange:
         """What comes of a GPU that has `cap_bytes` for the allocator, and of which others the same."""
         for each in self._known:
             if each.from_bytes <= cap_bytes and (each.below_bytes is None or cap_bytes < each.below_bytes):
@@ -71,7 +71,7 @@ class Started:
         except OutOfDeviceMemory:
             completes = False
         below = None if device.same_below is None else held + device.same_below
-        found = Outcome(completes, held + device.same_from, below)
+        found = CapRange(completes, held + device.same_from, below)
         self._known.append(found)
         return found
 

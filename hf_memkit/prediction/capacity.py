@@ -41,7 +41,7 @@ def smallest_cap(
     A cap of what it reserves without one changes nothing, so that every cap from there on completes. Below, the
     allocator gives back what it has cached and tries again, and more memory does not always help: with another cap it
     takes and splits other blocks. The answer is the cap from which on all complete, and is found from above: a replay
-    tells down to which cap the device would have granted and refused the same requests (`Outcome`), the next one is
+    tells down to which cap the device would have granted and refused the same requests (`CapRange`), the next one is
     of the cap below that, and so on until one fails.
 
     Where that takes more than `_WALK` replays (`max_split_size_mb` makes many small differences), bisection finds a

@@ -100,3 +100,24 @@ class Case:
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCommand:
+    """What a launcher's or a front end's own parser makes of a command (`prediction/child/read_launch.py`).
+
+    Attributes:
+        script, gpus, nodes, environment, is_launcher: as of a `Launched`.
+        at: the number of the script's word.
+        command: which a front end starts; empty: it is the command that was read.
+        error: why nothing starts; empty: it does.
+    """
+
+    script: UserScript = field(default_factory=lambda: UserScript(""))
+    at: int = 0
+    gpus: int | None = 1
+    nodes: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_launcher: bool = True
+    command: tuple[str, ...] = ()
+    error: str = ""

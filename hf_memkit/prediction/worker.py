@@ -24,9 +24,8 @@ from typing import IO, Any, Final
 from hf_memkit import boot
 from hf_memkit.environments import refuse_too_old_here
 from hf_memkit.errors import TraceFailed
-from hf_memkit.launched import ReadCommand
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.trace_request import Case, ScriptRequest
+from hf_memkit.prediction.trace_request import Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 

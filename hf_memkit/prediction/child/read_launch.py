@@ -23,11 +23,12 @@ from typing import Any, Final
 
 import yaml
 
-from hf_memkit.launched import FRONT_ENDS, ReadCommand
+from hf_memkit.launched import FRONT_ENDS
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.fake_gpu import no_function_has_rules, one_gpu
 from hf_memkit.prediction.child.no_real_training import STARTS
 from hf_memkit.prediction.child.training_commands import training_command
+from hf_memkit.prediction.trace_request import ReadCommand
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 

@@ -34,10 +34,9 @@ from typing import Any, Final, NoReturn
 import psutil
 
 from hf_memkit.ended_with_parent import end_with
-from hf_memkit.launched import ReadCommand
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.quick_imports import load_again
-from hf_memkit.prediction.trace_request import SETUP, Case, ScriptRequest
+from hf_memkit.prediction.trace_request import SETUP, Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome
 
 _MODULES: Final = "modules.json"
