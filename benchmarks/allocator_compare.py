@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.allocator_history import GIVEN, GIVEN_BACK, Entry, History
-from hf_memkit.compat import FreeOrder
-from hf_memkit.prediction.allocator import CachingAllocator
-from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory, address_range
-from hf_memkit.prediction.allocator_settings import AllocatorSettings
-from hf_memkit.prediction.replay import replay
+from hf_memkit.catalog.library_versions import FreeOrder
+from hf_memkit.prediction.allocator.allocator import CachingAllocator
+from hf_memkit.prediction.allocator.blocks import Block, DeviceMemory, address_range
+from hf_memkit.prediction.allocator.replay import replay
+from hf_memkit.prediction.allocator.settings import AllocatorSettings
 
 _ADDRESSES: Final = 2**48
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.compat import FreeOrder, free_order
-from hf_memkit.errors import InputError, RunError
-from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
-from hf_memkit.prediction.trace import Trace
-from hf_memkit.terms import CATEGORIES
+from hf_memkit.catalog.library_versions import FreeOrder, free_order
+from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.common.terms import CATEGORIES
+from hf_memkit.prediction.allocator.settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.trace.trace import Trace
 
 GIVEN: Final = ("segment_alloc", "segment_map")
 GIVEN_BACK: Final = ("segment_free", "segment_unmap")

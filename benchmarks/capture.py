@@ -14,8 +14,8 @@ and from hour to hour (RAM, cores, disk, the folder) is pinned.
 | recipes | every recipe × variant × GPU, `--dry-run --json`; without a GPU; as text; exported |
 | presets | every preset × model, `preset show` as JSON and as files |
 | deepspeed | every DeepSpeed preset × model, `ds copy` |
-| explain | every stored message of `tests/oom`, as JSON and as text |
-| check | every file of the pack, of the docs and of `tests/check`'s cases, as JSON |
+| explain | every stored message of `tests/measuring/out_of_memory`, as JSON and as text |
+| check | every file of the pack, of the docs and of `tests/checks`'s cases, as JSON |
 | help | every verb's `--help` |
 | predictions | 24 predictions, traced |
 | traced | every recipe × variant on the recipe's GPU, traced |
@@ -50,7 +50,7 @@ Case = tuple[str, list[str]]
 
 
 def recipes() -> Iterator[Case]:
-    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipes.schema import load_recipe
 
     for path in sorted((ROOT / "recipes").glob("*.yaml")):
         recipe = load_recipe(path.stem)
@@ -105,7 +105,7 @@ def deepspeed() -> Iterator[Case]:
 
 
 def explain() -> Iterator[Case]:
-    from tests.oom import oom_messages, tracebacks
+    from tests.measuring.out_of_memory import oom_messages, tracebacks
 
     texts = {f"message-{number}": example.text for number, example in enumerate(oom_messages.EXAMPLES)}
     found = [value for value in vars(tracebacks).values() if isinstance(value, list | tuple)]
@@ -118,7 +118,7 @@ def explain() -> Iterator[Case]:
 
 
 def checks() -> Iterator[Case]:
-    from tests.check.cases import CASES
+    from tests.checks.cases import CASES
 
     for path in sorted((*(ROOT / "ds_configs").glob("*.json"), *(ROOT / "recipes").glob("*.yaml"))):
         yield f"pack/{path.name}.json", ["check", str(path), "--json", "--fail-on", "hint"]
@@ -164,7 +164,7 @@ def predictions() -> Iterator[Case]:
 
 
 def traced() -> Iterator[Case]:
-    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipes.schema import load_recipe
 
     for path in sorted((ROOT / "recipes").glob("*.yaml")):
         recipe = load_recipe(path.stem)

@@ -3,7 +3,8 @@
     python -m benchmarks.cpu_adam
 
 Prints, for one thread and for all cores, the seconds of a step over 2^26 parameters in fp32 and its ratio to the
-formula of `hf_memkit.zero.traffic`: 28 bytes a parameter over `measured_host()`. The first use compiles the operator.
+formula of `hf_memkit.deepspeed.traffic`: 28 bytes a parameter over `measured_host()`. The first use compiles the
+operator.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import statistics
 import time
 from typing import Final
 
-from hf_memkit.host_rates import measured_host
-from hf_memkit.zero import ops
+from hf_memkit.catalog.host_rates import measured_host
+from hf_memkit.deepspeed import ops
 
 _PARAMETERS: Final = 1 << 26
 _BYTES_A_PARAMETER: Final = 28

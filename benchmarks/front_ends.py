@@ -28,10 +28,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
 from benchmarks.provenance import RESULTS, provenance
-from hf_memkit import boot
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.common import boot
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.user_script import UserScript
 
 FILE: Final = RESULTS / "front_ends.json"
 _LIMIT_S: Final = 400

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a
 from benchmarks.gpu_cases import Case, cases
 from benchmarks.gpu_measure import STEPS, case_limit_s, measure, predicted
 from benchmarks.provenance import RESULTS, provenance
-from hf_memkit.hardware import Machine, described_machine, this_machine, use_one_gpu
+from hf_memkit.catalog.hardware import Machine, described_machine, this_machine, use_one_gpu
 
 SLICE_S: Final = 8 * 60  # no case starts after this, so that a slice ends within nine minutes
 PREDICTED: Final = "predicted"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from hf_memkit.architectures import ARCHITECTURES
+from hf_memkit.catalog.architectures import ARCHITECTURES
 
 Kind = Literal["script", "train", "edge", "history", "kernels"]
 """`script`: `memkit run --predict` of a script; `train`: a setup, predicted and measured; `edge`: trained with the

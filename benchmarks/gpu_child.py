@@ -15,7 +15,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from hf_memkit.units import GIB
+from hf_memkit.common.units import GIB
 
 READY: Final = "ready"
 
@@ -33,12 +33,12 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from transformers.trainer_utils import set_seed
 
     from benchmarks.allocator_history import record_history
-    from hf_memkit import train
-    from hf_memkit.callback import attach
-    from hf_memkit.errors import MemkitError
-    from hf_memkit.prediction.child.setup_trainer import rows_for
-    from hf_memkit.prediction.setup_training import SetupTraining
-    from hf_memkit.setup import Setup
+    from hf_memkit.common.errors import MemkitError
+    from hf_memkit.measuring.callback import attach
+    from hf_memkit.prediction.child.training.setup_trainer import rows_for
+    from hf_memkit.prediction.setup_as_script import SetupTraining
+    from hf_memkit.setup import build
+    from hf_memkit.setup.setup import Setup
 
     on_cpu: bool = job["on_cpu"]
     setup = Setup.from_json(job["setup"])
@@ -49,12 +49,12 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     recording = record_history(folder / "history.json.gz") if records else contextlib.nullcontext()
     with recording:
         try:
-            train.require_packages(setup)
-            arguments = train.build_arguments(setup, own_arguments(folder, job))
+            build.require_packages(setup)
+            arguments = build.build_arguments(setup, own_arguments(folder, job))
             set_seed(arguments.seed)
             model = build_model(setup)
-            train.install_model_parts(model, setup)
-            options = train.trainer_options(setup, model=model, arguments=arguments)
+            build.install_model_parts(model, setup)
+            options = build.trainer_options(setup, model=model, arguments=arguments)
         except MemkitError as error:
             return write(folder, {"refused": str(error)})
         options.setdefault("data_collator", default_data_collator)
@@ -122,7 +122,7 @@ def as_tensors(rows: Any) -> Any:
     """The same rows, converted once: an image as nested lists takes longer to put into a batch than to train on."""
     import torch
 
-    from hf_memkit.prediction.child.inputs import Rows
+    from hf_memkit.prediction.child.example_inputs import Rows
 
     if not isinstance(rows, Rows):
         return rows
@@ -158,17 +158,17 @@ def build_model(setup: Any) -> Any:
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
-    from hf_memkit import train
+    from hf_memkit.setup import build
 
     if "model.quantization" in setup:
-        return train.build_model(setup, print, random_weights=True)
+        return build.build_model(setup, print, random_weights=True)
     with no_init_weights():
         if "model.class" in setup:
             values = dict(setup["model.architecture"])
             config = AutoConfig.for_model(values.pop("model_type"), **values)
             model = getattr(transformers, setup["model.class"])(config)
         else:
-            model = train.build_model(setup, print, random_weights=True)
+            model = build.build_model(setup, print, random_weights=True)
     if hasattr(model, "tie_weights"):  # `no_init_weights` leaves that out too; adapters have tied ones already
         model.tie_weights()
     fill(model)
@@ -200,8 +200,8 @@ def main() -> int:
     """Loads the libraries, says `ready`, and does the job whose folder it is then given."""
     from transformers import Trainer  # noqa: F401
 
-    import hf_memkit.callback
-    import hf_memkit.train  # noqa: F401
+    import hf_memkit.measuring.callback
+    import hf_memkit.setup.build  # noqa: F401
 
     print(READY, flush=True)
     folder = Path(sys.stdin.readline().strip())

@@ -27,23 +27,23 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.gpu_cases import MODELS, Case
 from benchmarks.gpu_child import READY
 from benchmarks.gpu_summary import errors
-from hf_memkit.errors import MemkitError, RunError
-from hf_memkit.gpu_rates import rates_of
-from hf_memkit.hardware import Machine, gpu_of_size, this_machine
-from hf_memkit.job import Job
-from hf_memkit.memory.records import read_records, steps
-from hf_memkit.models import ModelFacts, describe
+from hf_memkit.catalog.gpu_rates import rates_of
+from hf_memkit.catalog.hardware import Machine, gpu_of_size, this_machine
+from hf_memkit.catalog.models import ModelFacts, describe
+from hf_memkit.common.errors import MemkitError, RunError
+from hf_memkit.common.units import GIB
+from hf_memkit.deepspeed import ops
+from hf_memkit.deepspeed import techniques as _zero_techniques  # noqa: F401  # its techniques, in the registry
+from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.prediction.running_scripts import script_request
-from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, as_script
+from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, as_script
 from hf_memkit.prediction.split_states import is_split
-from hf_memkit.prediction.step_time import step_time
+from hf_memkit.prediction.time.step_time import step_time
 from hf_memkit.prediction.worker import shared_worker
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques import ledger
-from hf_memkit.units import GIB
-from hf_memkit.zero import ops
-from hf_memkit.zero import techniques as _zero_techniques  # noqa: F401  # its techniques, in the registry
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques import setup_ledger
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 
 if TYPE_CHECKING:
     from hf_memkit.prediction import Prediction
@@ -177,7 +177,7 @@ def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[Setup, Mo
     setup = replace(setup, job=job)
     for name in case.techniques:
         setup = TECHNIQUES[name](setup)
-    return setup.with_rows(*ledger.rows(setup)).made_by(case.techniques), facts
+    return setup.with_rows(*setup_ledger.rows(setup)).made_by(case.techniques), facts
 
 
 # ---- predicting ----
@@ -254,7 +254,7 @@ def _build_operators(config: dict[str, Any], *, on_cpu: bool) -> None:
     """Before the case, so that compiling does not count as its time; in a process of its own, so that this one makes
     no CUDA context that would count as the case's memory."""
     names = ops.needed(config, cpu=on_cpu)
-    code = f"from hf_memkit.zero import ops; ops.build({names!r}, print, cpu={on_cpu})"
+    code = f"from hf_memkit.deepspeed import ops; ops.build({names!r}, print, cpu={on_cpu})"
     found = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
     if on_cpu:

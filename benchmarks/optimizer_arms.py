@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.optimizers import find_optimizer
+from hf_memkit.catalog.optimizers import find_optimizer
 
 BASELINE: Final = "adamw-fused"
 """The arm, in fp32, that every other is compared with."""

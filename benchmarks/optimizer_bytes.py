@@ -2,7 +2,7 @@
 
 Each technique's own settings go into a real Trainer, which trains one step of a model with random weights; then its
 optimizer's tensors are counted, those inside quantised ones and projectors included, and compared with what
-`hf_memkit.techniques.ledger` says. Gradients are counted whenever a new one arrives.
+`hf_memkit.setup.techniques.setup_ledger` says. Gradients are counted whenever a new one arrives.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers import set_seed as set_all_seeds
 
-from hf_memkit.hardware import Machine
-from hf_memkit.job import Job
-from hf_memkit.models import describe
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.ledger import gradient_bytes, states_of
-from hf_memkit.train import optimizer_class_and_options
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.catalog.models import describe
+from hf_memkit.setup.build import optimizer_class_and_options
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import TECHNIQUES
+from hf_memkit.setup.techniques.setup_ledger import gradient_bytes, states_of
 
 OUT: Final = Path(__file__).parent / "results" / "optimizer_bytes.json"
 SHARED_TABLES: Final = ("qmap1", "qmap2")

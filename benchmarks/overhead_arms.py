@@ -13,26 +13,29 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from benchmarks.stopwatch import Stopwatch, watching
-from hf_memkit.units import MIB
+from hf_memkit.common.units import MIB
 
-OUTER: Final = ("hf_memkit.callback.callback:MemoryReportCallback.on_*", "hf_memkit.memory.hooks:ModelHook.__call__")
+OUTER: Final = (
+    "hf_memkit.measuring.callback.callback:MemoryReportCallback.on_*",
+    "hf_memkit.measuring.memory.hooks:ModelHook.__call__",
+)
 """Everything of ours that runs in a step runs inside one of these."""
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
     "events": OUTER[:1],
     "hooks": OUTER[1:],
     "readers": (
-        "hf_memkit.memory.readers.base:ReaderGroup.read",
-        "hf_memkit.memory.readers.base:ReaderGroup.peak",
-        "hf_memkit.memory.readers.base:ReaderGroup.mark",
-        "hf_memkit.memory.readers.base:ReaderGroup.reset_peak",
+        "hf_memkit.measuring.memory.readers.base:ReaderGroup.read",
+        "hf_memkit.measuring.memory.readers.base:ReaderGroup.peak",
+        "hf_memkit.measuring.memory.readers.base:ReaderGroup.mark",
+        "hf_memkit.measuring.memory.readers.base:ReaderGroup.reset_peak",
     ),
     "stand-in": ("benchmarks.overhead_arms:StandInCounters.memory_stats_as_nested_dict",),
     "walks": (
-        "hf_memkit.memory.holdings:Inventory.look",
-        "hf_memkit.memory.holdings:Inventory.gradient_bytes",
+        "hf_memkit.measuring.memory.holdings:Inventory.look",
+        "hf_memkit.measuring.memory.holdings:Inventory.gradient_bytes",
     ),
-    "writer": ("hf_memkit.memory.records:RecordWriter.write",),
+    "writer": ("hf_memkit.measuring.memory.records:RecordWriter.write",),
 }
 """Where the time of our callback goes. `events` and `hooks` are what is left of them after the others; `stand-in`, on
 a CPU, is what making up the counters takes: on a GPU, torch's own call takes its place."""
@@ -147,7 +150,7 @@ def timings(times_s: Sequence[float], stopwatch: Stopwatch, watched: bool) -> Ti
 
 def memkit(**options: Any) -> Callable[[], list[Any]]:
     def make() -> list[Any]:
-        from hf_memkit.callback import MemoryReportCallback
+        from hf_memkit.measuring.callback import MemoryReportCallback
 
         return [MemoryReportCallback(summary=False, html=False, **options)]
 
@@ -155,7 +158,7 @@ def memkit(**options: Any) -> Callable[[], list[Any]]:
 
 
 def memkit_with_allocator() -> list[Any]:
-    from hf_memkit.memory.readers import HostReader
+    from hf_memkit.measuring.memory.readers import HostReader
 
     return memkit(readers=[HostReader(), stand_in_reader()])()
 
@@ -193,7 +196,7 @@ def stand_in_reader() -> Any:
     """The CUDA reader over `StandInCounters`; to it the CPU is the GPU."""
     import torch
 
-    from hf_memkit.memory.readers.allocators import CachingAllocatorReader
+    from hf_memkit.measuring.memory.readers.allocators import CachingAllocatorReader
 
     return CachingAllocatorReader(StandInCounters(), torch.device("cpu"))
 

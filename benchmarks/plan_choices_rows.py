@@ -21,23 +21,24 @@ from typing import Any, Final
 from benchmarks import published_models as models
 from benchmarks.plan_speed import fsdp_of
 from benchmarks.published_models import FOLDER, Row
-from hf_memkit.gpu_rates import RATES
-from hf_memkit.host_rates import assumed_host
-from hf_memkit.known_gpus import KNOWN_GPUS
-from hf_memkit.models import ModelFacts, describe
+from hf_memkit.catalog.gpu_rates import RATES
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.catalog.host_rates import assumed_host
+from hf_memkit.catalog.models import ModelFacts, describe
+from hf_memkit.common.units import GB
+from hf_memkit.deepspeed.traffic import StepTraffic, zero_traffic
+from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.step_time import step_time
-from hf_memkit.prediction.work import Work
-from hf_memkit.units import GB
-from hf_memkit.zero.step_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
-from hf_memkit.zero.traffic import StepTraffic, zero_traffic
+from hf_memkit.prediction.time.step_time import step_time
+from hf_memkit.prediction.trace.work import Work
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _LINEARS: Final = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 _CORES: Final = {1: 32, 2: 32, 8: 128}
 """Of a machine with so many GPUs; not told. Only Adam in RAM runs on them. Eight A100: as NVIDIA's DGX A100 has."""
 _ADAM_BYTES: Final = 30
-"""As `hf_memkit/plan/pricing.py` has it: of a parameter, in a step of Adam over fp32 master weights on the GPU."""
+"""As `hf_memkit/plan/candidate_time.py` has it: of a parameter, in a step of Adam over fp32 master weights on the
+GPU."""
 
 Found = dict[str, Any]
 

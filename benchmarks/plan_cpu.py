@@ -42,13 +42,13 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
-from hf_memkit.prediction.setup_training import SETUP_SCRIPT, SetupTraining, trace_setup  # noqa: E402
-from hf_memkit.prediction.step_time import step_time  # noqa: E402
-from hf_memkit.prediction.trace_request import ScriptRequest  # noqa: E402
-from hf_memkit.prediction.work import Work  # noqa: E402
+from hf_memkit.catalog.rates import Figure, GpuRates  # noqa: E402
+from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, trace_setup  # noqa: E402
+from hf_memkit.prediction.time.step_time import step_time  # noqa: E402
+from hf_memkit.prediction.trace.request import ScriptRequest  # noqa: E402
+from hf_memkit.prediction.trace.work import Work  # noqa: E402
 from hf_memkit.prediction.worker import Worker  # noqa: E402
-from hf_memkit.rates import Figure, GpuRates  # noqa: E402
-from hf_memkit.setup import Setup  # noqa: E402
+from hf_memkit.setup.setup import Setup  # noqa: E402
 
 SEQUENCES: Final = 8
 """Of an optimizer step."""

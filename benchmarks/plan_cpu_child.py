@@ -27,7 +27,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from hf_memkit.setup import Setup
+from hf_memkit.setup.setup import Setup
 
 _PRODUCT: Final = 2048
 """Rows, columns and summed dimension: three fp32 matrices take 50 MB, more than the last cache of this core."""
@@ -73,7 +73,7 @@ def trained(setup: Setup, length: int, steps: int) -> dict[str, Any]:
     import torch
     from transformers import PrinterCallback, TrainerCallback, default_data_collator
 
-    from hf_memkit.train import build_arguments, build_model, install_model_parts, trainer_class, trainer_options
+    from hf_memkit.setup.build import build_arguments, build_model, install_model_parts, trainer_class, trainer_options
 
     cpu_s: list[float] = []
     clock_s: list[float] = []

@@ -1,7 +1,8 @@
 """Every published training whose memory is predicted: does a plan say that it fits, and did it run?
 
 A plan calls a setup fitting if the most that it may reserve and what lies outside the allocator take at most 92 % of
-the GPU (`hf_memkit/plan/judged.py`, `fits`). A false "fits" is one of a training that ran out of memory on this GPU.
+the GPU (`hf_memkit/plan/judgement.py`, `fits`). A false "fits" is one of a training that ran out of memory on this
+GPU.
 
 Nearly all of these trainings had a GPU much larger than they needed. So the same is asked of smaller ones: on the
 smallest GPU that a plan would have let each run on, was there room for the tensors that it was measured to hold at its
@@ -15,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from benchmarks.published_summary import ALLOCATED
-from hf_memkit.hardware import described_machine
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.units import GIB
 from hf_memkit.prediction.verdict import FULL_SHARE
-from hf_memkit.units import GIB
 
 Row = Mapping[str, Any]
 Found = dict[str, Any]

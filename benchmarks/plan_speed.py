@@ -47,8 +47,8 @@ from benchmarks.published_models import FOLDER, Row  # noqa: E402
 from benchmarks.published_summary import halves  # noqa: E402
 
 if TYPE_CHECKING:
-    from hf_memkit.models import ModelFacts
-    from hf_memkit.zero.traffic import StepTraffic
+    from hf_memkit.catalog.models import ModelFacts
+    from hf_memkit.deepspeed.traffic import StepTraffic
 
 _ROWS: Final = FOLDER / "speed.jsonl"
 _WORKS: Final = RESULTS / "plan_works.json.gz"
@@ -179,7 +179,7 @@ def _setting(row: Row) -> tuple[Any, ...]:
 
 def why_not(row: Row) -> str | None:
     """Why a row cannot be expressed with today's libraries."""
-    from hf_memkit.gpu_rates import RATES
+    from hf_memkit.catalog.gpu_rates import RATES
 
     if not row["step_seconds"] or row.get("oom"):
         return "no step was measured"
@@ -199,10 +199,10 @@ def why_not(row: Row) -> str | None:
 
 def _answer(row: Row, traced: Found) -> Found:
     """One row: measured, predicted, the error."""
-    from hf_memkit.known_gpus import KNOWN_GPUS
+    from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
     from hf_memkit.prediction import wire
-    from hf_memkit.prediction.step_time import step_time
-    from hf_memkit.prediction.work import Work
+    from hf_memkit.prediction.time.step_time import step_time
+    from hf_memkit.prediction.trace.work import Work
 
     kept = ("id", "source", "model", "method", "micro_batch", "seq_len", "gpus", "gpu", "card", "grade", "versions")
     found: Found = {key: row[key] for key in kept if key in row}
@@ -233,16 +233,16 @@ def _answer(row: Row, traced: Found) -> Found:
 
 def _rates(row: Row) -> Any:
     """As a plan finds them: by the name that PyTorch reports, where the row has it."""
-    from hf_memkit.gpu_rates import RATES, rates_of
+    from hf_memkit.catalog.gpu_rates import RATES, rates_of
 
     return rates_of(row["gpu"]) or RATES[row["card"]]
 
 
 def _sharded(row: Row, one: Any) -> tuple[float, float, float]:
     """Seconds of a step with FSDP's full shard, from those of one GPU that holds everything."""
-    from hf_memkit.host_rates import assumed_host
-    from hf_memkit.models import describe
-    from hf_memkit.zero.step_time import TracedSeconds, step_cost
+    from hf_memkit.catalog.host_rates import assumed_host
+    from hf_memkit.catalog.models import describe
+    from hf_memkit.deepspeed.transfer_time import TracedSeconds, step_cost
 
     traffic = fsdp_of(row, describe(row["model"], models.config_of(row), use_hub=False))
     traced = TracedSeconds(one.forward_s, one.backward_s, one.optimizer_s)
@@ -253,7 +253,7 @@ def _sharded(row: Row, one: Any) -> tuple[float, float, float]:
 
 def fsdp_of(row: Row, model: ModelFacts) -> StepTraffic:
     """What FSDP's full shard moves for a row, and in how many units."""
-    from hf_memkit.zero.traffic import fsdp_traffic
+    from hf_memkit.deepspeed.traffic import fsdp_traffic
 
     adapter, in_4_bits = models.adapter_of(row), row["weights_dtype"].startswith("4-bit")
     # Each matrix of LoRA is a unit of its own (PEFT 0.20: utils/other.py, `fsdp_auto_wrap_policy`).

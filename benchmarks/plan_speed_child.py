@@ -2,9 +2,9 @@
 
     MEMKIT_PUBLISHED_ROWS=FILE python benchmarks/plan_speed_child.py FOLDER ID [ID ...]
 
-Writes FOLDER/ID.json: `{"work"}` (`hf_memkit.prediction.work.Work`, of the one step that counts), or `{"error"}`.
-Rows that train are trained as `published_then.py` does it, but with the transformers that is installed. Rows of
-forward and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927: neusight/Tracing/trace.py,
+Writes FOLDER/ID.json: `{"work"}` (`hf_memkit.prediction.trace.work.Work`, of the one step that counts), or
+`{"error"}`. Rows that train are trained as `published_then.py` does it, but with the transformers that is installed.
+Rows of forward and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927: neusight/Tracing/trace.py,
 `measure_e2e`): the plain model, a cross entropy beside it that is not timed, gradients that are added to those of the
 run before. What Switch Transformers computes depends on values: each expert is given as many tokens as it takes at the
 most, as the transformers of those rows did it, one expert after the other (4.38.1: models/switch_transformers/
@@ -27,7 +27,7 @@ from benchmarks import published_models as models
 from benchmarks import published_then
 from benchmarks.published_models import Row
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.work import Work
+from hf_memkit.prediction.trace.work import Work
 
 _PADDED: Final = 210
 """Tokens of a row of PEFT's table, whose length is not told: 840 real tokens in a batch of four, sorted by length."""
@@ -56,7 +56,7 @@ def _case(row: Row, folder: Path) -> None:
 
 
 def _traced(row: Row) -> dict[str, Any]:
-    from hf_memkit.hardware import described_machine
+    from hf_memkit.catalog.hardware import described_machine
 
     gpu = described_machine(row["card"], None, None, None).gpu
     assert gpu is not None and gpu.capability is not None
@@ -73,10 +73,10 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from hf_memkit.prediction.child.attention import install_cuda_attention
-    from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_gpu
-    from hf_memkit.prediction.child.kernel_rules import learn_counts
-    from hf_memkit.prediction.child.tracer import StorageTracer
+    from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
+    from hf_memkit.prediction.child.gpu.fake_gpu import made_up_values, movable_modules, one_gpu
+    from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+    from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
     one_gpu(capability, capacity_bytes)
     install_cuda_attention(capability)

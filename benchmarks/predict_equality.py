@@ -27,8 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
 from benchmarks.provenance import RESULTS, provenance
-from tests.predict.architectures import ARCHITECTURES, SETTINGS, UNSEEN, Architecture
-from tests.predict.fake_and_real_child import BAR, Child, difference
+from tests.prediction.architectures import ARCHITECTURES, SETTINGS, UNSEEN, Architecture
+from tests.prediction.fake_and_real_child import BAR, Child, difference
 
 FIGURES = ("fake_peak_bytes", "real_peak_bytes", "error", "refused", "failed")
 

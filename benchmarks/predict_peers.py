@@ -25,9 +25,9 @@ GIB: Final = 2**30
 def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
     """torch.distributed._tools.MemTracker around a step written by hand: it knows no Trainer. It answers no question
     for a value, so that transformers makes the mask that a compiled run would have."""
-    from hf_memkit.prediction.child import cuda_device_guard
-    from hf_memkit.prediction.child.attention import install_cuda_attention
-    from hf_memkit.prediction.child.fake_gpu import movable_modules, one_gpu
+    from hf_memkit.prediction.child.gpu import cuda_device_guard
+    from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
+    from hf_memkit.prediction.child.gpu.fake_gpu import movable_modules, one_gpu
 
     cuda_device_guard.install()
     import torch

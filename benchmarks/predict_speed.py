@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a
 
 from benchmarks.predict_peers import PEERS
 from benchmarks.provenance import RESULTS, provenance
-from hf_memkit.architectures import built_in
+from hf_memkit.catalog.architectures import built_in
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GIB: Final = 2**30
@@ -53,8 +53,8 @@ PEER_S: Final = 90
 KEPT = """
 import json, sys, time
 from dataclasses import replace
-from hf_memkit.job import Job
-from hf_memkit.hardware import gpu_of_size, this_machine
+from hf_memkit.setup.job import Job
+from hf_memkit.catalog.hardware import gpu_of_size, this_machine
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.defaults import default_setup, look_at
 found = look_at(sys.argv[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit import __version__
-from hf_memkit.hardware import this_machine
+from hf_memkit.catalog.hardware import this_machine
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 _PACKAGES: Final = (

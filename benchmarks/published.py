@@ -183,7 +183,7 @@ def _deepspeed(row: Row) -> Row:
 def _today(row: Row, length: int | None) -> Found:
     """What the public API predicts."""
     from hf_memkit import predict_trainer
-    from hf_memkit.errors import MemkitError
+    from hf_memkit.common.errors import MemkitError
 
     tokens = int(row["seq_len"] or length or 0)
     example: dict[str, Any] = models.example_of(row, tokens)

@@ -149,7 +149,7 @@ def _model(row: Row) -> Any:
     in_4_bits, upcast = row["weights_dtype"].startswith("4-bit"), kind_of(row) == "QLoRA, upcast"
     if in_4_bits:
         # What from_pretrained does with a quantization_config: there are no weights to load here.
-        from hf_memkit.prediction.child.models import quantise_linears
+        from hf_memkit.prediction.child.libraries.setup_model import quantise_linears
 
         quantise_linears(
             model,

@@ -54,7 +54,7 @@ def load_libraries() -> None:
     vars(importlib.util)["find_spec"] = lambda name, *where: None if name in hidden else find_spec(name, *where)
     if of_transformers < (4, 20):
         vars(metadata)["version"] = lambda name: _ASKED_FOR.get(name) or version(name)
-    from hf_memkit.prediction.child import cuda_device_guard
+    from hf_memkit.prediction.child.gpu import cuda_device_guard
 
     cuda_device_guard.install()
     import bitsandbytes  # noqa: F401
@@ -88,11 +88,11 @@ def _case(row: Row, answers: Any) -> None:
 
 
 def _predicted(row: Row) -> dict[str, Any]:
-    from hf_memkit.hardware import described_machine
-    from hf_memkit.prediction.allocator_settings import AllocatorSettings
-    from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
-    from hf_memkit.prediction.replay import replay
-    from hf_memkit.units import GIB
+    from hf_memkit.catalog.hardware import described_machine
+    from hf_memkit.common.units import GIB
+    from hf_memkit.prediction.allocator.capacity import reserved_interval, smallest_cap
+    from hf_memkit.prediction.allocator.replay import replay
+    from hf_memkit.prediction.allocator.settings import AllocatorSettings
 
     gpu = described_machine(row["gpu"].removeprefix("NVIDIA "), None, None, None).gpu
     assert gpu is not None and gpu.capability is not None
@@ -151,11 +151,11 @@ def traced(row: Row, capability: tuple[int, int], capacity_bytes: int, *, work: 
     import transformers
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from hf_memkit.prediction.child.attention import install_cuda_attention
-    from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_gpu
-    from hf_memkit.prediction.child.kernel_rules import learn_counts
-    from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-    from hf_memkit.prediction.child.tracer import StorageTracer
+    from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
+    from hf_memkit.prediction.child.gpu.fake_gpu import made_up_values, movable_modules, one_gpu
+    from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+    from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+    from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
 
     one_gpu(capability, capacity_bytes)
     install_cuda_attention(capability)

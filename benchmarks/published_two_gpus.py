@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.architectures import ARCHITECTURES
-from hf_memkit.host_rates import assumed_host
-from hf_memkit.models import describe
-from hf_memkit.rates import Figure, GpuRates
-from hf_memkit.zero.step_time import TracedSeconds, step_cost
-from hf_memkit.zero.traffic import fsdp_traffic
+from hf_memkit.catalog.architectures import ARCHITECTURES
+from hf_memkit.catalog.host_rates import assumed_host
+from hf_memkit.catalog.models import describe
+from hf_memkit.catalog.rates import Figure, GpuRates
+from hf_memkit.deepspeed.traffic import fsdp_traffic
+from hf_memkit.deepspeed.transfer_time import TracedSeconds, step_cost
 
 _SHEET: Final = "NVIDIA A100 80GB data sheet (SXM)"
 _A100: Final = GpuRates(

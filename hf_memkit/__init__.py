@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_memkit._version import __version__
-from hf_memkit.lazy_names import lazy_names
+from hf_memkit.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
     from hf_memkit.checks import check
-    from hf_memkit.oom import explain_oom
+    from hf_memkit.measuring.callback import MemoryReportCallback, attach, oom_advice
+    from hf_memkit.measuring.out_of_memory import explain_oom
     from hf_memkit.prediction import predict, predict_script, predict_trainer
     from hf_memkit.presets import PresetSetup
-    from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.resolve import predict_recipe, preset
-    from hf_memkit.setup import Setup
+    from hf_memkit.recipes.resolve import predict_recipe, preset
+    from hf_memkit.recipes.schema import load_recipe
+    from hf_memkit.setup.setup import Setup
 
 __all__ = [
     "MemoryReportCallback",
@@ -40,18 +40,18 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "MemoryReportCallback": "callback",
+        "MemoryReportCallback": "measuring.callback",
         "PresetSetup": "presets",
-        "Setup": "setup",
-        "attach": "callback",
+        "Setup": "setup.setup",
+        "attach": "measuring.callback",
         "check": "checks",
-        "explain_oom": "oom",
-        "load_recipe": "recipe.schema",
-        "oom_advice": "callback",
+        "explain_oom": "measuring.out_of_memory",
+        "load_recipe": "recipes.schema",
+        "oom_advice": "measuring.callback",
         "predict": "prediction",
-        "predict_recipe": "resolve",
+        "predict_recipe": "recipes.resolve",
         "predict_script": "prediction",
         "predict_trainer": "prediction",
-        "preset": "resolve",
+        "preset": "recipes.resolve",
     },
 )

@@ -5,7 +5,7 @@
 
 Downloads the last patch of each minor version (about 110 wheels, 700 MB, a few minutes), and reads the classes from
 their source: nothing is installed or imported. `--wheels FOLDER` keeps the wheels there, and reads those that it
-finds. `--check` only compares. What to write instead of a removed field is in hf_memkit/former_arguments.py.
+finds. `--check` only compares. What to write instead of a removed field is in hf_memkit/catalog/former_arguments.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from packaging.version import Version
 
-TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "argument_fields.json"
+TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "catalog" / "argument_fields.json"
 
 FIRST = {"transformers": Version("4.0"), "trl": Version("0.7")}
 """The oldest versions that are read."""

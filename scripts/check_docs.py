@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from hf_memkit.checks import RULES, Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "checks.md"
-SCREEN = ROOT / "tests" / "check" / "check_screen.txt"
+SCREEN = ROOT / "tests" / "checks" / "check_screen.txt"
 """The output of `memkit check ds.json` that a test compares with the command's."""
 
 _HEAD = r"""# Rules of `memkit check`

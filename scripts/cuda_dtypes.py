@@ -14,7 +14,7 @@ recorded:
   supported, and no other such operation, that one is refused; unless a CPU runs a sample though the OpInfo says that
   it cannot.
 
-All else is unknown, and is not written. What OpInfos lack is in hf_memkit/prediction/child/cuda_dtypes.py.
+All else is unknown, and is not written. What OpInfos lack is in hf_memkit/prediction/child/tracer/cuda_dtypes.py.
 It takes about ten minutes.
 """
 
@@ -40,9 +40,9 @@ from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_memkit.prediction.child import cuda_device_guard
-from hf_memkit.prediction.child.cuda_dtypes import TABLE, type_of_call
-from hf_memkit.prediction.child.fake_gpu import one_gpu
+from hf_memkit.prediction.child.gpu import cuda_device_guard
+from hf_memkit.prediction.child.gpu.fake_gpu import one_gpu
+from hf_memkit.prediction.child.tracer.cuda_dtypes import TABLE, type_of_call
 
 DTYPES: Final = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from evidence_tables import ROOT, excerpt, output_of, shown, update
 
-from hf_memkit.architectures import ARCHITECTURES
-from hf_memkit.models import describe
-from hf_memkit.units import GIB
-from hf_memkit.zero.ledger import zero_ledger
-from hf_memkit.zero.presets import PresetInfo, load, preset_index
+from hf_memkit.catalog.architectures import ARCHITECTURES
+from hf_memkit.catalog.models import describe
+from hf_memkit.common.units import GIB
+from hf_memkit.deepspeed.engine_ledger import zero_ledger
+from hf_memkit.deepspeed.presets import PresetInfo, load, preset_index
 
 MODEL = "openai-community/gpt2-xl"
 PLACES = (("device",), ("host", "pinned"), ("disk",))

@@ -72,7 +72,7 @@ def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -
 def prepare() -> tempfile.TemporaryDirectory[str]:
     """Sets the variables that libraries read when they are imported, and removes those that change an answer; the
     cache is empty, and removed at the end."""
-    from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE
+    from hf_memkit.setup.techniques.allocator import OLD_VARIABLES, VARIABLE
 
     hub = tempfile.TemporaryDirectory()
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", VARIABLE, *OLD_VARIABLES):

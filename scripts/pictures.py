@@ -19,8 +19,8 @@ from typing import Final
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hf_memkit.report.document import document  # noqa: E402
-from hf_memkit.report.html import Html  # noqa: E402
+from hf_memkit.measuring.report.document import document  # noqa: E402
+from hf_memkit.measuring.report.html import Html  # noqa: E402
 
 EVIDENCE: Final = ROOT / "benchmarks" / "results" / "plan_example.json"
 FOLDER: Final = ROOT / "docs" / "pictures"

@@ -16,7 +16,7 @@ from typing import Any
 
 from evidence_tables import RESULTS, ROOT, update
 
-from hf_memkit.known_gpus import KNOWN_GPUS
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 
 Row = Mapping[str, Any]
 

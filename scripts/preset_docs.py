@@ -14,7 +14,7 @@ from pathlib import Path
 from evidence_tables import ROOT, excerpt, output_of, shown, update
 
 from hf_memkit.presets import PRESETS
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 
 
 def table() -> str:

@@ -27,8 +27,8 @@ from benchmarks.published_summary import (
     reserved_error,
     total_error,
 )
+from hf_memkit.common.units import MIB
 from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
-from hf_memkit.units import MIB
 
 EVIDENCE = RESULTS / "published.json"
 CHOICES, SPEED = RESULTS / "plan_choices.json", RESULTS / "plan_speed.json"

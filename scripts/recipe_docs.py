@@ -13,11 +13,11 @@ from pathlib import Path
 
 from evidence_tables import ROOT, excerpt, output_of, shown, update
 
-from hf_memkit import resources
-from hf_memkit.recipe.predictions import StoredPrediction, stored
-from hf_memkit.recipe.schema import Recipe, load_recipe
-from hf_memkit.recipe.tasks import TASKS, find_task
-from hf_memkit.units import GIB
+from hf_memkit.common import resources
+from hf_memkit.common.units import GIB
+from hf_memkit.recipes.schema import Recipe, load_recipe
+from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
+from hf_memkit.recipes.tasks import TASKS, find_task
 
 OWN_RECIPE = ROOT / "docs" / "your-own-recipe.md"
 

@@ -16,15 +16,15 @@ from typing import Any, Final
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the recipes' own config values, whatever the hub has today
 
-from hf_memkit import resources
-from hf_memkit.errors import InputError, MemkitError
-from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
+from hf_memkit.catalog.hardware import Gpu, Machine, gpu_of_size, named_gpu
+from hf_memkit.common import resources
+from hf_memkit.common.errors import InputError, MemkitError
 from hf_memkit.prediction import predict
-from hf_memkit.recipe.choose import choose
-from hf_memkit.recipe.predictions import FILE, StoredPrediction, checksum, stored
-from hf_memkit.recipe.schema import Recipe, Variant, load_recipe
-from hf_memkit.request import Request
-from hf_memkit.setup import Setup
+from hf_memkit.recipes.schema import Recipe, Variant, load_recipe
+from hf_memkit.recipes.stored_predictions import FILE, StoredPrediction, checksum, stored
+from hf_memkit.recipes.variant_search import choose
+from hf_memkit.setup.request import Request
+from hf_memkit.setup.setup import Setup
 
 PATH = resources.folder("recipes") / FILE
 WITHOUT_BF16: Final = "T4"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of record fields in docs/measuring.md and docs/design.md from hf_memkit/record_types.py; with
---check only compares.
+"""Writes the tables of record fields in docs/measuring.md and docs/design.md from hf_memkit/measuring/record_types.py;
+with --check only compares.
 
 .venv/bin/python scripts/record_docs.py [--check]
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from evidence_tables import ROOT, update
 
-TYPES = ROOT / "hf_memkit" / "record_types.py"
+TYPES = ROOT / "hf_memkit" / "measuring" / "record_types.py"
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
 
-from tests.report.synthetic_records import Record, healthy, out_of_memory, write
+from tests.measuring.report.synthetic_records import Record, healthy, out_of_memory, write
 
 
 def report(records: list[Record]) -> str:

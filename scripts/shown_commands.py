@@ -15,7 +15,7 @@ from evidence_tables import ROOT
 from pages import PAGES, memkit_commands
 
 from tests.loaded import Loaded, loaded
-from tests.report import synthetic_records
+from tests.measuring.report import synthetic_records
 
 TRAIN = """
 import torch
@@ -36,10 +36,10 @@ OWN = "--output_dir out --per_device_train_batch_size 8 --max_steps 3"
 ELSEWHERE = {
     "--gpus 4": "tests/engine/test_processes.py",
     "gpt2-on-16gb --gpus 8": "tests/engine/test_processes.py",
-    "-- accelerate launch": "tests/test_launched.py",
+    "-- accelerate launch": "tests/prediction/test_launched.py",
     "--python": "tests/predict_script/test_environments.py",
     "--compare-with": "tests/predict_script/test_environments.py",
-    "-- torchrun": "tests/test_launched.py",
+    "-- torchrun": "tests/prediction/test_launched.py",
     "-- llamafactory-cli": "benchmarks/front_ends.py",
     "-- trl sft": "benchmarks/front_ends.py",
     "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",

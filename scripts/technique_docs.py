@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
 
-from hf_memkit.technique import FAMILIES, TECHNIQUES, Technique
+from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
 
 PAGES: Final = ROOT / "docs" / "techniques"
 

@@ -26,11 +26,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 import pytest
 
-from hf_memkit.hardware import SLOW_BF16, Machine, bf16_slowdown, gpu_of_size
-from hf_memkit.recipe.schema import Recipe, load_recipe
-from hf_memkit.techniques.allocator import VARIABLE
-from hf_memkit.units import GIB
-from hf_memkit.zero import ops
+from hf_memkit.catalog.hardware import SLOW_BF16, Machine, bf16_slowdown, gpu_of_size
+from hf_memkit.common.units import GIB
+from hf_memkit.deepspeed import ops
+from hf_memkit.recipes.schema import Recipe, load_recipe
+from hf_memkit.setup.techniques.allocator import VARIABLE
 from tests.loaded import Loaded, Ran, loaded
 
 # Scripts that tests run as their users would build no operator of their own beside memkit's.
@@ -99,7 +99,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.alone)
         item.add_marker(pytest.mark.timeout(1200))  # the first of them waits for all the trainings
     # What it records must be right with every supported transformers: CI runs these tests against the oldest too.
-    if item.path.is_relative_to(ROOT / "tests" / "memory") and "make_trainer" in getattr(item, "fixturenames", ()):
+    if item.path.is_relative_to(ROOT / "tests" / "measuring" / "memory") and "make_trainer" in getattr(
+        item, "fixturenames", ()
+    ):
         item.add_marker(pytest.mark.compat)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
 
 EVERY_OPERATOR: Final = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
 

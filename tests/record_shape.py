@@ -1,4 +1,4 @@
-"""Whether records are as `hf_memkit.record_types` has them. In: a record. Out: what is not."""
+"""Whether records are as `hf_memkit.measuring.record_types` has them. In: a record. Out: what is not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from hf_memkit.memory.records import read_records
-from hf_memkit.record_types import RECORDS, ProposedChange
+from hf_memkit.measuring.memory.records import read_records
+from hf_memkit.measuring.record_types import RECORDS, ProposedChange
 
 
 def misfits_in(folder: Path) -> list[str]:

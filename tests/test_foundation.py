@@ -16,14 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit import compat, resources
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import described_gpu, described_machine, named_gpu, this_machine
-from hf_memkit.known_gpus import KNOWN_GPUS
-from hf_memkit.ledger import Ledger, Row
-from hf_memkit.models import why_no_hub
-from hf_memkit.setup import Setting, Setup
-from hf_memkit.units import GIB, MIB, format_size, parse_size
+from hf_memkit.catalog import library_versions
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.catalog.hardware import described_gpu, described_machine, named_gpu, this_machine
+from hf_memkit.catalog.models import why_no_hub
+from hf_memkit.common import resources
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import GIB, MIB, format_size, parse_size
+from hf_memkit.setup.ledger import Ledger, Row
+from hf_memkit.setup.setup import Setting, Setup
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,20 +97,21 @@ def test_the_wheel_carries_recipes_and_presets(tmp_path: Path) -> None:
     shutil.unpack_archive(next(tmp_path.glob("*.whl")), site, "zip")
     assert sorted(path.name for path in site.iterdir() if "dist-info" not in path.name) == ["hf_memkit"]
     code = (
-        "from hf_memkit import resources as r; print(r.names('recipes'), r.names('ds_configs'), r.folder('recipes'))"
+        "from hf_memkit.common import resources as r; "
+        "print(r.names('recipes'), r.names('ds_configs'), r.folder('recipes'))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
     assert "gpt2-on-16gb" in run.stdout and "zero2-offload" in run.stdout, run.stderr
     assert str(site) in run.stdout
-    files = ("py.typed", "checks/deepspeed_0_19.json", "recipe/export/scripts/train_text.py")
+    files = ("py.typed", "checks/deepspeed_0_19.json", "recipes/export/scripts/train_text.py")
     assert all((site / "hf_memkit" / file).exists() for file in files)
-    assets = {path.name for path in (site / "hf_memkit" / "report" / "assets").iterdir()}
-    assert assets == {path.name for path in (ROOT / "hf_memkit" / "report" / "assets").iterdir()}
+    assets = {path.name for path in (site / "hf_memkit" / "measuring" / "report" / "assets").iterdir()}
+    assert assets == {path.name for path in (ROOT / "hf_memkit" / "measuring" / "report" / "assets").iterdir()}
 
 
 def test_importing_the_package_and_help_load_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, hf_memkit, hf_memkit.memory.records; from hf_memkit.cli import main; main(['--help']);"
+        "import sys, hf_memkit, hf_memkit.measuring.memory.records; from hf_memkit.cli import main; main(['--help']);"
         "sys.exit(str(sorted({'torch', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules))) )"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -304,11 +306,11 @@ def test_a_hub_that_was_switched_off_did_not_fail_to_answer(
 
 def test_fields_read_from_the_source_of_transformers_are_those_of_its_class() -> None:
     """Names in their order, and of each type the values that it takes; a type of another library is any."""
-    written = compat._written_types()
-    assert list(written) == list(compat._imported_types())
+    written = library_versions._written_types()
+    assert list(written) == list(library_versions._imported_types())
     for name, kind in written.items():
         other = ["parallelism_config"]  # a class of accelerate's
-        assert name in other or _told(kind) == _told(compat._imported_types()[name]), name
+        assert name in other or _told(kind) == _told(library_versions._imported_types()[name]), name
 
 
 def _told(kind: object) -> object:
@@ -334,10 +336,10 @@ def test_an_upward_import_breaks_the_layers(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert lint().returncode == 0, lint().stdout
-    units = tmp_path / "hf_memkit" / "units.py"
+    units = tmp_path / "hf_memkit" / "common" / "units.py"
     units.write_text(units.read_text() + "\nimport hf_memkit.presets\n")
     broken = lint()
-    assert broken.returncode != 0 and "hf_memkit.units -> hf_memkit.presets" in broken.stdout
+    assert broken.returncode != 0 and "hf_memkit.common.units -> hf_memkit.presets" in broken.stdout
 
 
 def test_a_size_beside_a_name_is_at_most_that_gpu_s() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from hf_memkit.compat import to_installed_arguments
+from hf_memkit.catalog.library_versions import to_installed_arguments
 from tests.record_shape import misfits_in
 
 LAYERS = 2
@@ -40,7 +40,7 @@ def new_model() -> Callable[[], GPT2LMHeadModel]:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Makes Trainers; whatever they record is as `hf_memkit.record_types` has it."""
+    """Makes Trainers; whatever they record is as `hf_memkit.measuring.record_types` has it."""
 
     def make(
         callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: type[Trainer] = Trainer, **arguments: Any

@@ -15,8 +15,8 @@ from hf_memkit.checks.other_files import LLAMA_FACTORY, Other, nothing_known
 from hf_memkit.checks.reading import File, parse_json, read
 from hf_memkit.checks.rule import RULES, Problem
 from hf_memkit.checks.subject import Subject, walk
-from hf_memkit.errors import InputError
-from hf_memkit.setup import Setup
+from hf_memkit.common.errors import InputError
+from hf_memkit.setup.setup import Setup
 
 assert rules.__path__  # imported for the registry that it fills
 

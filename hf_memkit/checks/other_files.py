@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.argument_values import misspelt
-from hf_memkit.compat import accelerate_keys, argument_types, fields
-from hf_memkit.former_arguments import ever_fields
+from hf_memkit.catalog.argument_values import misspelt
+from hf_memkit.catalog.former_arguments import ever_fields
+from hf_memkit.catalog.library_versions import accelerate_keys, argument_types, fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from hf_memkit.argument_values import misspelt, unknown
+from hf_memkit.catalog.argument_values import misspelt, unknown
+from hf_memkit.catalog.library_versions import current_name, fields
 from hf_memkit.checks.deepspeed_keys import SECTIONS
 from hf_memkit.checks.other_files import Other, is_accelerate, other_script, other_tool
-from hf_memkit.compat import current_name, fields
-from hf_memkit.errors import InputError
-from hf_memkit.user_files import parsed, user_path
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_files import parsed, user_path
 
 Kind = Literal["accelerate", "deepspeed", "arguments", "recipe", "other"]
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from hf_memkit._version import __version__
 from hf_memkit.checks.reading import key_lines
 from hf_memkit.checks.rule import RULES, Problem, Severity
-from hf_memkit.resources import REPOSITORY, documentation
+from hf_memkit.common.resources import REPOSITORY, documentation
 
 _LEVELS: Final[Mapping[Severity, str]] = {"error": "error", "warning": "warning", "hint": "note"}
 

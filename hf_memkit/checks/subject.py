@@ -8,11 +8,11 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from hf_memkit.compat import current_name
-from hf_memkit.hardware import Gpu, Machine
-from hf_memkit.models import ModelFacts
-from hf_memkit.setup import Setup
-from hf_memkit.zero.settings import ZeroSettings
+from hf_memkit.catalog.hardware import Gpu, Machine
+from hf_memkit.catalog.library_versions import current_name
+from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.deepspeed.settings import ZeroSettings
+from hf_memkit.setup.setup import Setup
 
 
 class _Absent:

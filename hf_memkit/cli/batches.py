@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.units import GIB, format_gib
+from hf_memkit.common.units import GIB, format_gib
 
 if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import BatchNeeds

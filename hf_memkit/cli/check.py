@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram
-from hf_memkit.resources import documentation
-from hf_memkit.user_files import user_path
+from hf_memkit.common.resources import documentation
+from hf_memkit.common.user_files import user_path
 
 if TYPE_CHECKING:
+    from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.catalog.models import ModelFacts
     from hf_memkit.checks import Problem, Severity
     from hf_memkit.checks.reading import File
-    from hf_memkit.hardware import Machine
-    from hf_memkit.models import ModelFacts
 
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -80,11 +80,11 @@ def check(
         InputError: a file cannot be read (names file, line and column), none is of a kind that memkit checks, the
             folder `nvme_path` does not exist, or the severity or format is unknown.
     """
+    from hf_memkit.catalog.models import refuse_absent
     from hf_memkit.checks import not_checked
     from hf_memkit.checks.reading import read
     from hf_memkit.checks.rule import SEVERITIES
-    from hf_memkit.errors import InputError
-    from hf_memkit.models import refuse_absent
+    from hf_memkit.common.errors import InputError
 
     _refuse_other("--fail-on", fail_on, SEVERITIES)
     _refuse_other("--output-format", output_format or "text", _FORMATS)
@@ -130,7 +130,7 @@ def check(
 
 
 def _refuse_other(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    from hf_memkit.errors import InputError, did_you_mean
+    from hf_memkit.common.errors import InputError, did_you_mean
 
     if value not in allowed:
         raise InputError(f"{option} {value}: not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
@@ -163,13 +163,13 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
     """
     from dataclasses import replace
 
+    from hf_memkit.catalog.hardware import this_machine
     from hf_memkit.checks import Problem, Subject
     from hf_memkit.checks import check as apply_rules
-    from hf_memkit.errors import InputError, RecipeError
-    from hf_memkit.hardware import this_machine
-    from hf_memkit.recipe.schema import read_recipe
-    from hf_memkit.request import Request
-    from hf_memkit.resolve import resolve
+    from hf_memkit.common.errors import InputError, RecipeError
+    from hf_memkit.recipes.resolve import resolve
+    from hf_memkit.recipes.schema import read_recipe
+    from hf_memkit.setup.request import Request
 
     try:
         recipe = read_recipe(file.path)
@@ -212,7 +212,7 @@ def _read_line(file: File, line: str) -> Problem:
 def _facts(name: str | None) -> ModelFacts | None:
     if name is None:
         return None
-    from hf_memkit.models import describe, hub_reachable
+    from hf_memkit.catalog.models import describe, hub_reachable
 
     return describe(name, use_hub=hub_reachable(), use_built_in=True)
 
@@ -221,7 +221,7 @@ def _machine(gpu: str | None, gpu_memory: str | None, ram: str | None, nvme_path
     """The machine to check for. The limit for locked memory holds only for this machine, not for a described one."""
     from dataclasses import replace
 
-    from hf_memkit.hardware import described_machine
+    from hf_memkit.catalog.hardware import described_machine
 
     machine = described_machine(gpu, gpu_memory, ram, nvme_path)
     return replace(machine, memlock_bytes=None) if gpu or gpu_memory or ram else machine

@@ -27,7 +27,7 @@ def doctor(
     import os
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")
-    from hf_memkit.doctor import diagnose
+    from hf_memkit.checks.doctor import diagnose
 
     lines = diagnose(nvme_path)
     needed = [line for line in lines if line.core and line.status == "missing"]

@@ -11,10 +11,10 @@ import typer
 from hf_memkit.cli.check import FailOn, OutputFormat, check
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram
-from hf_memkit.request import Request
+from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
-    from hf_memkit.setup import Setup
+    from hf_memkit.setup.setup import Setup
 
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ def list_presets(as_json: Json = False) -> int:
 
     from hf_memkit.cli.render import say
     from hf_memkit.cli.tables import plain_table
-    from hf_memkit.zero.presets import preset_index
+    from hf_memkit.deepspeed.presets import preset_index
 
     index = preset_index()
     if as_json:
@@ -70,7 +70,7 @@ def show(
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.render import say
-    from hf_memkit.zero.presets import preset_index
+    from hf_memkit.deepspeed.presets import preset_index
 
     request = Request(
         deepspeed=name, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
@@ -117,8 +117,8 @@ def copy(
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.render import say
-    from hf_memkit.user_files import refuse_existing, user_path, write_text
-    from hf_memkit.zero.presets import refuse_other_deepspeed
+    from hf_memkit.common.user_files import refuse_existing, user_path, write_text
+    from hf_memkit.deepspeed.presets import refuse_other_deepspeed
 
     request = Request(
         deepspeed=name, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
@@ -169,7 +169,7 @@ def check_file(
 
 def _resolved(request: Request) -> Setup:
     """The preset, sized if a model is named. All input is checked before anything is written."""
-    from hf_memkit.resolve import resolve
+    from hf_memkit.recipes.resolve import resolve
 
     return resolve(request)[0]
 
@@ -215,7 +215,7 @@ def _print_sizes(setup: Setup) -> None:
 def _launch_config(target: Path, setup: Setup) -> str:
     import yaml
 
-    from hf_memkit.zero.presets import accelerate_config
+    from hf_memkit.deepspeed.presets import accelerate_config
 
     job, stage = setup.resolved_for, int(setup.zero.get("stage", 0))
     content = accelerate_config(str(target), stage=stage, gpus=job.gpus, nodes=job.nodes)

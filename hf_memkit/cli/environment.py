@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from hf_memkit import boot
+from hf_memkit.catalog.environments import python_of, refuse_too_old_here
 from hf_memkit.cli.options import MORE
-from hf_memkit.environments import python_of, refuse_too_old_here
-from hf_memkit.errors import InputError
+from hf_memkit.common import boot
+from hf_memkit.common.errors import InputError
 
 command_line: list[str] = []
 """What this process was started with, if it is a command line; set by `main_and_exit`."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.errors import InputError
-from hf_memkit.oom.message import printable
+from hf_memkit.common.errors import InputError
+from hf_memkit.measuring.out_of_memory.message import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hf_memkit.oom import Explanation
+    from hf_memkit.measuring.out_of_memory import Explanation
 
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -75,13 +75,13 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     Raises:
         InputError: there is no such file.
     """
-    from hf_memkit.argument_values import checked, misspelt
+    from hf_memkit.catalog.argument_values import checked, misspelt
+    from hf_memkit.catalog.former_arguments import former_arguments
+    from hf_memkit.catalog.library_versions import current_name
     from hf_memkit.checks.apply import deepspeed_of, deepspeed_of_launcher
     from hf_memkit.checks.reading import read
-    from hf_memkit.compat import current_name
-    from hf_memkit.former_arguments import former_arguments
-    from hf_memkit.own_arguments import former_lines
-    from hf_memkit.user_files import user_path
+    from hf_memkit.common.user_files import user_path
+    from hf_memkit.setup.own_arguments import former_lines
 
     try:
         file = read(path)
@@ -127,7 +127,7 @@ _LISTED = 5
 
 def _with_model(values: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the sizes of a model that is in a folder here: by them a request is known as its logits."""
-    from hf_memkit.oom.other_names import job_of
+    from hf_memkit.measuring.out_of_memory.other_names import job_of
 
     name = job_of(values).argument("model_name_or_path")
     config = Path(name) / "config.json" if isinstance(name, str) and name else None
@@ -162,8 +162,8 @@ def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tu
 def _of_log(
     raw: io.BufferedReader[Any], path: Path | None, arguments: Mapping[str, Any] | None
 ) -> tuple[list[Explanation], str | None]:
-    from hf_memkit.oom import Explanation, explain_oom
-    from hf_memkit.report.sanitize import text
+    from hf_memkit.measuring.out_of_memory import Explanation, explain_oom
+    from hf_memkit.measuring.report.sanitize import text
 
     if raw.peek(1):
         start = raw.peek(64)[:64]
@@ -178,9 +178,9 @@ def _of_log(
 
 def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     """One explanation for each rank that ran out of memory in the run's last training."""
-    from hf_memkit.oom import Explanation, explain_killed, explain_oom, explain_records
-    from hf_memkit.report.load import load_run
-    from hf_memkit.report.sanitize import text
+    from hf_memkit.measuring.out_of_memory import Explanation, explain_killed, explain_oom, explain_records
+    from hf_memkit.measuring.report.load import load_run
+    from hf_memkit.measuring.report.sanitize import text
 
     found: list[Explanation] = []
     run = load_run(folder)

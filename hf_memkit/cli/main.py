@@ -9,12 +9,12 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from hf_memkit import boot
 from hf_memkit._version import __version__
+from hf_memkit.catalog.environments import missing_here
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
 from hf_memkit.cli.quiet import quiet_libraries
-from hf_memkit.environments import missing_here
-from hf_memkit.errors import MemkitError, did_you_mean
+from hf_memkit.common import boot
+from hf_memkit.common.errors import MemkitError, did_you_mean
 from hf_memkit.run.script import ScriptRun
 
 # click's UsageError, by way of typer's public name: some versions of typer carry click inside, others depend on it.

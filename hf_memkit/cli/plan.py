@@ -24,18 +24,18 @@ from hf_memkit.cli.options import (
     Short,
     show_what_can_be_shown,
 )
-from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.launched import is_command
+from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
+from hf_memkit.prediction.launch_command import is_command
 
 if TYPE_CHECKING:
-    from hf_memkit.hardware import Machine
-    from hf_memkit.host_rates import GivenHost
-    from hf_memkit.plan.judged import Judged
+    from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.catalog.host_rates import GivenHost
+    from hf_memkit.common.user_script import UserScript
+    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
-    from hf_memkit.plan.verified import Verified
-    from hf_memkit.setup import Setup
-    from hf_memkit.user_script import UserScript
+    from hf_memkit.setup.setup import Setup
 
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -181,8 +181,8 @@ def plan(
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     from hf_memkit.cli.plan_host import read_host
     from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
-    from hf_memkit.plan.files import check_plan_file, write_plan
-    from hf_memkit.report.document import check_file
+    from hf_memkit.measuring.report.document import check_file
+    from hf_memkit.plan.plan_file import check_plan_file, write_plan
 
     of_setup = {
         "model": model, "recipe": recipe, "variant": variant, "preset": preset, "batch_size": batch_size,
@@ -282,7 +282,7 @@ def _planned(
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
     from hf_memkit.cli.plan_model import planned_setups
     from hf_memkit.cli.predict_script import ended_by_signals
-    from hf_memkit.plan.planning import plan_gpus
+    from hf_memkit.plan.make_plan import plan_gpus
     from hf_memkit.prediction.running_scripts import name_of
 
     if script is not None:
@@ -323,7 +323,7 @@ class _Progress:
         self._count, self._began = 0, time.monotonic()
 
     def __call__(self, judged: Judged) -> None:
-        from hf_memkit.units import format_gib
+        from hf_memkit.common.units import format_gib
 
         self._count += 1
         found = judged.prediction

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hf_memkit.common.user_script import UserScript
+    from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
-    from hf_memkit.plan.verified import Verified
-    from hf_memkit.user_script import UserScript
 
 
 def verified(
@@ -44,7 +44,7 @@ def show_verified(found: Sequence[Verified]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from hf_memkit.report.sanitize import text
+    from hf_memkit.measuring.report.sanitize import text
 
     console = Console(highlight=False)
     for each in found:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.host_rates import GivenHost
-from hf_memkit.units import GB, parse_rate
-from hf_memkit.user_files import user_path
+from hf_memkit.catalog.host_rates import GivenHost
+from hf_memkit.common.errors import InputError, did_you_mean
+from hf_memkit.common.units import GB, parse_rate
+from hf_memkit.common.user_files import user_path
 
 _RATES: Final = {
     "ram-bandwidth": "ram_gb_per_s",

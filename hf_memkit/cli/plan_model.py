@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.errors import InputError
-from hf_memkit.known_gpus import KNOWN_GPUS
-from hf_memkit.units import MIB
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import MIB
 
 if TYPE_CHECKING:
-    from hf_memkit.hardware import Machine
-    from hf_memkit.host_rates import GivenHost
-    from hf_memkit.plan.judged import Judged
+    from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.catalog.host_rates import GivenHost
+    from hf_memkit.plan.judgement import Judged
     from hf_memkit.plan.plan import Plan
-    from hf_memkit.request import Request
-    from hf_memkit.setup import Setup
+    from hf_memkit.setup.request import Request
+    from hf_memkit.setup.setup import Setup
 
 
 def setups_for(
@@ -40,7 +40,7 @@ def setups_for(
     Raises:
         InputError: options that contradict one another, or name what is not there.
     """
-    from hf_memkit.request import Request
+    from hf_memkit.setup.request import Request
 
     found = []
     for machine in machines:
@@ -67,11 +67,11 @@ def setups_for(
 
 
 def _setup(request: Request, settings: Sequence[str], args: str | None, sizes: dict[str, Any]) -> Setup:
-    from hf_memkit.resolve import read_own, resolve
+    from hf_memkit.recipes.resolve import read_own, resolve
 
     if request.recipe is None:
         return resolve(read_own(request, settings, args, sizes), None)[0]
-    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipes.schema import load_recipe
 
     wrong = [
         f"{option}: not with --recipe; write --set {field}={value}"
@@ -105,7 +105,7 @@ def planned_setups(
     sequences: int | None = None,
 ) -> tuple[Plan, ...]:
     """A plan for each; those that Ctrl-C leaves out are not there."""
-    from hf_memkit.plan.planning import plan_setup
+    from hf_memkit.plan.make_plan import plan_setup
 
     found: list[Plan] = []
     for setup in setups:

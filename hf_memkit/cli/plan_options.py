@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hf_memkit.errors import InputError, did_you_mean
+from hf_memkit.common.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
-    from hf_memkit.hardware import Machine
+    from hf_memkit.catalog.hardware import Machine
 
 
 def refuse_contradictions(
@@ -31,7 +31,7 @@ def refuse_contradictions(
     Raises:
         InputError: options that contradict one another, or values that mean nothing, a line each.
     """
-    from hf_memkit.optimizers import OPTIMIZERS
+    from hf_memkit.catalog.optimizers import OPTIMIZERS
     from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
 
     wrong = []
@@ -69,7 +69,7 @@ def machines_of(
     Raises:
         InputError: an unknown GPU, none, or one twice; no size.
     """
-    from hf_memkit.hardware import described_machine
+    from hf_memkit.catalog.hardware import described_machine
 
     if gpus_to_compare is None:
         machine = described_machine(gpu, gpu_memory, ram, None)
@@ -106,7 +106,7 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     Raises:
         InputError: a price of another GPU, one without a number, or two for one GPU; a line each.
     """
-    from hf_memkit.hardware import described_gpu
+    from hf_memkit.catalog.hardware import described_gpu
 
     found: dict[str, float] = {}
     wrong = []

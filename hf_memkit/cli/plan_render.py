@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_memkit.cli.tables import plain_table
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.plan import wording
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
-from hf_memkit.report.sanitize import text
-from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -26,15 +26,15 @@ from hf_memkit.cli.options import (
     Technique,
     show_what_can_be_shown,
 )
-from hf_memkit.errors import InputError, SettingError
-from hf_memkit.launched import is_command
-from hf_memkit.request import Request
+from hf_memkit.common.errors import InputError, SettingError
+from hf_memkit.prediction.launch_command import is_command
+from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
     from hf_memkit.prediction import Prediction
-    from hf_memkit.recipe.choose import Judge
-    from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.setup import Setup
+    from hf_memkit.recipes.schema import Recipe
+    from hf_memkit.recipes.variant_search import Judge
+    from hf_memkit.setup.setup import Setup
 
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -122,7 +122,7 @@ def predict(
     if short and as_json:
         raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if html is not None:
-        from hf_memkit.report.document import check_file
+        from hf_memkit.measuring.report.document import check_file
 
         if compare_with is not None:
             raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
@@ -176,7 +176,7 @@ def predict(
         raise InputError(f"--data {data}: only recipes read it; add --recipe NAME")
     else:
         request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
-    from hf_memkit.recipe.by_data import batches_of, judge_of
+    from hf_memkit.recipes.by_data import batches_of, judge_of
 
     judge = judge_of(request)
     setup, prediction = _resolved(request, loaded, judge)
@@ -197,7 +197,7 @@ def predict(
             return searched(found, "the next variant that does")
         if prediction.confidence.level != "trace" or not prediction.lacks_room:
             return None
-        from hf_memkit.plan.planning import nearest_of_setup
+        from hf_memkit.plan.make_plan import nearest_of_setup
 
         nearest = functools.partial(nearest_of_setup, setup, trust_remote_code=trust_remote_code)
         return searched(functools.partial(next_setup, nearest))
@@ -240,8 +240,8 @@ def _with_own(
         InputError: a technique that is a preset's name too, with nothing to put it on.
         SettingError: values that are wrong.
     """
-    from hf_memkit.own_arguments import wrong_counts
-    from hf_memkit.resolve import read_own
+    from hf_memkit.recipes.resolve import read_own
+    from hf_memkit.setup.own_arguments import wrong_counts
 
     name, techniques = preset or "", tuple(technique or ())
     if techniques and not name:  # composed as a preset would be
@@ -279,10 +279,10 @@ def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -
         InputError: there is no such recipe, or an option has no place here.
         SettingError: settings that are wrong.
     """
-    from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.recipe.settings import check_data
-    from hf_memkit.recipe.sources import is_here
-    from hf_memkit.resolve import read_own
+    from hf_memkit.recipes.resolve import read_own
+    from hf_memkit.recipes.schema import load_recipe
+    from hf_memkit.recipes.settings import check_data
+    from hf_memkit.recipes.sources import is_here
 
     options["trust_remote_code"] = request.trust_remote_code
     wrong = [
@@ -300,9 +300,9 @@ def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -
 
 def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Setup, Prediction | None]:
     """The setup, whose notes say what was assumed; and its prediction, if it was chosen by one that was made now."""
-    from hf_memkit.recipe.choose import stored_or
-    from hf_memkit.recipe.predictions import is_stored
-    from hf_memkit.resolve import resolve
+    from hf_memkit.recipes.resolve import resolve
+    from hf_memkit.recipes.stored_predictions import is_stored
+    from hf_memkit.recipes.variant_search import stored_or
 
     choosing = judge if recipe is None or request.data is not None else stored_or(judge, recipe)
     setup, prediction = resolve(request, choosing, recipe=recipe)

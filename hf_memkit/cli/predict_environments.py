@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group
 from rich.text import Text
 
+from hf_memkit.catalog.environments import Environment, find_environment
 from hf_memkit.cli.predict_render import answer, basis, warnings
 from hf_memkit.cli.tables import plain_table
-from hf_memkit.environments import Environment, find_environment
+from hf_memkit.common.units import format_gib, format_size
 from hf_memkit.prediction.comparison import compare, compare_versions
-from hf_memkit.units import format_gib, format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.units import GIB, format_gib
+from hf_memkit.common.units import GIB, format_gib
 
 if TYPE_CHECKING:
-    from hf_memkit.plan.judged import Judged
-    from hf_memkit.recipe.choose import Judge
-    from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.setup import Setup
+    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.recipes.schema import Recipe
+    from hf_memkit.recipes.variant_search import Judge
+    from hf_memkit.setup.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class NextVariant:
 
 def next_variant(recipe: Recipe, setup: Setup, *, judge: Judge) -> NextVariant | None:
     """The next variant of the recipe that `judge` predicts to fit; None where there is none."""
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.choose import nearest_that_fits
+    from hf_memkit.catalog.models import hub_reachable
+    from hf_memkit.recipes.variant_search import nearest_that_fits
 
     name = nearest_that_fits(recipe, setup, use_hub=hub_reachable(), judge=judge)
     return NextVariant(name) if name is not None else None
@@ -81,7 +81,7 @@ def next_variant(recipe: Recipe, setup: Setup, *, judge: Judge) -> NextVariant |
 
 def next_setup(nearest: Callable[[], Judged | None]) -> NextSetup | None:
     """What `nearest` finds; None where it finds nothing, or where nothing can be traced."""
-    from hf_memkit.errors import InputError
+    from hf_memkit.common.errors import InputError
 
     try:
         found = nearest()

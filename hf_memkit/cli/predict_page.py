@@ -1,5 +1,6 @@
 """A prediction as one HTML page that needs nothing else: what the terminal shows of it, and the GPU drawn as in a
-rehearsal's report. In: a prediction. Out: a file, in the frame of every page of memkit's (`report/document.py`).
+rehearsal's report. In: a prediction. Out: a file, in the frame of every page of memkit's
+(`measuring/report/document.py`).
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hf_memkit.cli.predict_render import answer, basis, sizes, warnings
-from hf_memkit.report.bars import prediction_bars
-from hf_memkit.report.document import document, write_document
-from hf_memkit.report.html import el, join, lead, section, terms, tiles
-from hf_memkit.report.sections import WORDS
-from hf_memkit.report.target import Target, read_target
+from hf_memkit.measuring.report.bars import prediction_bars
+from hf_memkit.measuring.report.document import document, write_document
+from hf_memkit.measuring.report.html import el, join, lead, section, terms, tiles
+from hf_memkit.measuring.report.sections import WORDS
+from hf_memkit.measuring.report.target import Target, read_target
 
 if TYPE_CHECKING:
     from hf_memkit.prediction.prediction import Prediction
-    from hf_memkit.setup import Setup
+    from hf_memkit.setup.setup import Setup
 
 
 _STATES: Final = {"fits": "good", "does not fit": "bad"}

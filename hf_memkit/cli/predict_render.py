@@ -10,18 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_memkit.cli.tables import plain_table
+from hf_memkit.common.units import format_gib
+from hf_memkit.measuring.report.palette import CATEGORY_COLOURS
+from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.prediction.prediction import size_text
 from hf_memkit.prediction.verdict import usable_bytes
-from hf_memkit.report.palette import CATEGORY_COLOURS
-from hf_memkit.report.sanitize import text
-from hf_memkit.units import format_gib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
     from hf_memkit.prediction.prediction import Prediction
-    from hf_memkit.setup import Setup
+    from hf_memkit.setup.setup import Setup
 
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -154,7 +154,7 @@ def title_of(setup: Setup) -> str:
 
 def batch_of(setup: Setup) -> str:
     """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
-    from hf_memkit.recipe.by_data import padded
+    from hf_memkit.recipes.by_data import padded
 
     longest = "up to " if "data.task" in setup and padded(setup) else ""
     return f"{setup.micro_batch_size} × {longest}{setup.sequence_length} tokens"
@@ -223,7 +223,7 @@ def sizes(prediction: Prediction) -> dict[str, str]:
 
 def of_variant(setup: Setup) -> str:
     """What `advice` takes for a recipe's setup."""
-    from hf_memkit.recipe.tasks import task_of
+    from hf_memkit.recipes.tasks import task_of
 
     return "variant" if task_of(setup).takes_length else "variant of images"
 

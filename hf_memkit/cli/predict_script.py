@@ -17,16 +17,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.batches import batches_json, of_batches
-from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.resources import names
-from hf_memkit.user_script import UserScript
+from hf_memkit.common.errors import InputError, ScriptFailed
+from hf_memkit.common.resources import names
+from hf_memkit.common.user_script import UserScript
 
 if TYPE_CHECKING:
+    from hf_memkit.catalog.environments import Environment
+    from hf_memkit.catalog.hardware import Machine
     from hf_memkit.cli.predict_next import NextSetup
-    from hf_memkit.environments import Environment
-    from hf_memkit.hardware import Machine
-    from hf_memkit.launched import Launched
     from hf_memkit.prediction.from_script import ScriptTraining
+    from hf_memkit.prediction.launch_command import Launched
     from hf_memkit.prediction.prediction import Prediction
 
 
@@ -59,7 +59,7 @@ def found_command(
     Raises:
         InputError: as `read_command`; or `--gpus`, `--nodes` say another number.
     """
-    from hf_memkit.launched import read_command
+    from hf_memkit.prediction.launch_command import read_command
 
     launched = read_command(words, environment, gpus=gpus or 1)
     variables = {**(os.environ if environment is None else environment), **launched.environment}
@@ -155,9 +155,9 @@ def predict_script(
     """
     try:
         with ended_by_signals() as ended:
+            from hf_memkit.catalog.environments import find_environment
+            from hf_memkit.catalog.hardware import described_machine
             from hf_memkit.cli import predict_environments
-            from hf_memkit.environments import find_environment
-            from hf_memkit.hardware import described_machine
             from hf_memkit.prediction.from_script import predict_script_training
             from hf_memkit.prediction.running_scripts import name_of, refuse_unreadable
 
@@ -301,7 +301,7 @@ def _nearest(
 ) -> NextSetup | None:
     """The nearest setup of the same batch that fits; the script runs once more for that."""
     from hf_memkit.cli.predict_next import next_setup
-    from hf_memkit.plan.planning import nearest_setup
+    from hf_memkit.plan.make_plan import nearest_setup
 
     if nodes > 1:  # a plan is of one machine
         return None

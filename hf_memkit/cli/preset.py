@@ -23,13 +23,13 @@ from hf_memkit.cli.options import (
     Set,
     Technique,
 )
-from hf_memkit.errors import InputError, SettingError, did_you_mean
-from hf_memkit.request import Request
-from hf_memkit.user_files import refuse_existing, user_path, write_text
+from hf_memkit.common.errors import InputError, SettingError, did_you_mean
+from hf_memkit.common.user_files import refuse_existing, user_path, write_text
+from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
-    from hf_memkit.presets.files import ArgumentFile
-    from hf_memkit.setup import Setup
+    from hf_memkit.presets.argument_file import ArgumentFile
+    from hf_memkit.setup.setup import Setup
 
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ def list_presets(
 ) -> int:
     from hf_memkit.cli import preset_render
     from hf_memkit.presets import PRESETS
-    from hf_memkit.technique import TECHNIQUES
+    from hf_memkit.setup.techniques.registry import TECHNIQUES
 
     if as_json:
         presets = [
@@ -175,9 +175,9 @@ def copy(
 
 def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
-    from hf_memkit.bf16_on_gpus import emulated_by_setup
-    from hf_memkit.presets.outside import SCRIPTS
-    from hf_memkit.resolve import read_own, resolve
+    from hf_memkit.presets.not_in_file import SCRIPTS
+    from hf_memkit.recipes.resolve import read_own, resolve
+    from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
     request = read_own(request, settings or (), args)
     if script not in SCRIPTS:
@@ -226,7 +226,7 @@ def _folder(path: str) -> str:
 
 def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
     """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
-    from hf_memkit.presets.files import argument_file
+    from hf_memkit.presets.argument_file import argument_file
 
     assert setup.request is not None
     own = setup.request.arguments
@@ -239,7 +239,7 @@ def _refuse_former(setup: Setup) -> None:
     Raises:
         SettingError: has a line for each, with what to write instead.
     """
-    from hf_memkit.former_arguments import former_arguments
+    from hf_memkit.catalog.former_arguments import former_arguments
 
     assert setup.request is not None
     given = setup.request

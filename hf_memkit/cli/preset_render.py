@@ -15,14 +15,14 @@ from hf_memkit.cli.tables import ledger_table, plain_table, settings_list
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hf_memkit.presets.files import ArgumentFile
-    from hf_memkit.setup import Setup
+    from hf_memkit.presets.argument_file import ArgumentFile
+    from hf_memkit.setup.setup import Setup
 
 
 def presets() -> None:
     """The presets, and the names of the techniques."""
     from hf_memkit.presets import PRESETS
-    from hf_memkit.technique import FAMILIES, TECHNIQUES
+    from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES
 
     table = plain_table("preset", "for whom", "techniques")
     for name, each in PRESETS.items():
@@ -40,7 +40,7 @@ def presets() -> None:
 
 def techniques() -> None:
     """Every technique with what it saves and costs, and when not to use it; a block each, which any width can show."""
-    from hf_memkit.technique import FAMILIES, TECHNIQUES
+    from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES
 
     console = Console(highlight=False)
     for family in FAMILIES:
@@ -63,7 +63,7 @@ def shown(setup: Setup, file: ArgumentFile) -> None:
     """A preset: what the machine lacks for it, for whom it is, its techniques, every setting with its reason, the
     ledger, and what a file cannot say."""
     from hf_memkit.presets import PRESETS
-    from hf_memkit.technique import TECHNIQUES
+    from hf_memkit.setup.techniques.registry import TECHNIQUES
 
     for problem in setup.problems:
         say(f"PROBLEM: {problem}")

@@ -25,8 +25,8 @@ from hf_memkit.cli.options import (
     Resume,
     Short,
 )
-from hf_memkit.resources import documentation
-from hf_memkit.user_files import user_path
+from hf_memkit.common.resources import documentation
+from hf_memkit.common.user_files import user_path
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -113,7 +113,7 @@ def recipe(
     from hf_memkit.cli.recipe_flow import run_recipe
     from hf_memkit.cli.recipe_list import copy_recipe, list_recipes
     from hf_memkit.cli.recipe_options import RunOptions
-    from hf_memkit.request import Request
+    from hf_memkit.setup.request import Request
 
     if name is not None and copy is not None:
         return copy_recipe(name, Path(_expand(copy) or copy))
@@ -161,7 +161,7 @@ _OF_ONE_RECIPE = (
 
 def _refuse_without_name(given: list[str], variant: str) -> None:
     """Without a name the recipes are listed; what asks for more than that has lost its name."""
-    from hf_memkit.errors import InputError
+    from hf_memkit.common.errors import InputError
 
     given += ["--variant"] if variant != "auto" else []
     if given:

@@ -23,17 +23,17 @@ from hf_memkit.cli.recipe_options import (
     usual_gpus,
 )
 from hf_memkit.cli.run_folder import as_one_of_its_ranks, refuse_mistakes, refuse_too_few_gpus, run_folder, train
-from hf_memkit.errors import InputError
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import GIB
 from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
-from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
-    from hf_memkit.hardware import Machine
+    from hf_memkit.catalog.hardware import Machine
     from hf_memkit.prediction import Prediction
-    from hf_memkit.recipe.choose import Judge
-    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.recipes.schema import Recipe
+    from hf_memkit.recipes.variant_search import Judge
     from hf_memkit.run.folder import RecipeRun
-    from hf_memkit.setup import Setup
+    from hf_memkit.setup.setup import Setup
 
 
 def run_recipe(options: RunOptions) -> int:
@@ -51,10 +51,10 @@ def run_recipe(options: RunOptions) -> int:
 def _resolved(options: RunOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, in several that are started for it, or as one of those
     that a launcher has started: rank 0 decides what runs, and speaks for all."""
+    from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.cli import render
-    from hf_memkit.hardware import use_one_gpu
-    from hf_memkit.recipe.by_data import judge_of
-    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipes.by_data import judge_of
+    from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.run.folder import RecipeRun, refuse_used
     from hf_memkit.run.launch import launch
 
@@ -93,7 +93,7 @@ def _resolved(options: RunOptions, ranks: Ranks) -> int:
     if options.random_weights and not job.is_rehearsal:
         job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     if options.export is not None:
-        from hf_memkit.recipe.export import export_script, start_command
+        from hf_memkit.recipes.export import export_script, start_command
         from hf_memkit.run.training import mistakes_of_run
 
         for problem in job.setup.problems:
@@ -118,10 +118,10 @@ def _opened(
     overwrite: bool,
 ) -> RecipeRun:
     """The run as it will be trained, which is told; what cannot run is refused."""
-    from hf_memkit import train
     from hf_memkit.cli import render
-    from hf_memkit.errors import DoesNotFitError
+    from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.run.folder import refuse_used
+    from hf_memkit.setup import build as train
 
     train.refuse_random_weights(job.setup)
     train.require_packages(job.setup)
@@ -141,7 +141,7 @@ def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Predi
     from hf_memkit.cli import render
     from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import next_variant
-    from hf_memkit.recipe.by_data import batches_of
+    from hf_memkit.recipes.by_data import batches_of
     from hf_memkit.run.training import mistakes_of_target
 
     target = job.target or job.setup
@@ -184,10 +184,10 @@ def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | No
     A rehearsal, which runs on a CPU, has that of its target, where it is known at once. What cannot be predicted is
     not in the way of a run. `prediction`: what the setup was chosen by, if it was.
     """
+    from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.cli import render
-    from hf_memkit.errors import MemkitError
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.choose import nearest_that_fits
+    from hf_memkit.common.errors import MemkitError
+    from hf_memkit.recipes.variant_search import nearest_that_fits
 
     if job.target is not None:
         return _told(job, prediction)
@@ -222,7 +222,7 @@ def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
 
 def _train(job: RecipeRun, ranks: Ranks, options: RunOptions) -> int:
     """As `memkit run FOLDER`, of a folder that is written first."""
-    from hf_memkit.recipe.export import export_script
+    from hf_memkit.recipes.export import export_script
 
     def write() -> None:
         try:
@@ -247,7 +247,7 @@ def _refuse_with_resume(options: RunOptions) -> None:
 
 def _unfinished(options: RunOptions) -> Path:
     """The folder of the run that `--resume` means."""
-    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.run.folder import unfinished_run
 
     request = options.request

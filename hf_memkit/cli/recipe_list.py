@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from hf_memkit.cli.tables import plain_table
-from hf_memkit.units import GIB, format_size
+from hf_memkit.common.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from hf_memkit.hardware import Machine
-    from hf_memkit.recipe.predictions import Option
-    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.recipes.schema import Recipe
+    from hf_memkit.recipes.stored_predictions import Option
 
 
 def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as_json: bool) -> int:
@@ -27,12 +27,12 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
     Raises:
         InputError: an unknown GPU, or no size.
     """
-    from hf_memkit import resources
-    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.common import resources
+    from hf_memkit.recipes.schema import load_recipe
 
     recipes = [load_recipe(name) for name in resources.names("recipes")]
     if gpu or gpu_memory or ram:
-        from hf_memkit.hardware import described_machine, gpu_of_size
+        from hf_memkit.catalog.hardware import described_machine, gpu_of_size
 
         machine = described_machine(gpu, gpu_memory, ram, None)
         if machine.gpu is None:  # --ram alone, on a machine without a GPU
@@ -62,9 +62,9 @@ def copy_recipe(name: str, target: Path) -> int:
     Raises:
         InputError: there is no such recipe, or the target is there already or cannot be written.
     """
-    from hf_memkit.errors import InputError
-    from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.user_files import refuse_existing, write_text
+    from hf_memkit.common.errors import InputError
+    from hf_memkit.common.user_files import refuse_existing, write_text
+    from hf_memkit.recipes.schema import load_recipe
 
     recipe = load_recipe(name)
     if target.suffix not in (".yaml", ".yml"):
@@ -76,8 +76,8 @@ def copy_recipe(name: str, target: Path) -> int:
 
 
 def _row(recipe: Recipe) -> dict[str, Any]:
-    from hf_memkit.hardware import Machine, gpu_of_size
-    from hf_memkit.recipe.predictions import options
+    from hf_memkit.catalog.hardware import Machine, gpu_of_size
+    from hf_memkit.recipes.stored_predictions import options
 
     endless = 2**60
     machine = Machine(gpu_of_size(recipe.card), endless, endless, ".", 1)
@@ -120,7 +120,7 @@ def _peak(variant: dict[str, Any]) -> str:
 
 
 def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> int:
-    from hf_memkit.recipe.predictions import fitting
+    from hf_memkit.recipes.stored_predictions import fitting
 
     assert machine.gpu is not None
     fit, others = fitting(recipes, machine)

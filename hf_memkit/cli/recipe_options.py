@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli.run_folder import FolderOptions
-from hf_memkit.request import Request
+from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
-    from hf_memkit.hardware import Gpu, Machine
+    from hf_memkit.catalog.hardware import Gpu, Machine
     from hf_memkit.prediction import Prediction
-    from hf_memkit.recipe.choose import Judge
-    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.recipes.schema import Recipe
+    from hf_memkit.recipes.variant_search import Judge
     from hf_memkit.run.folder import RecipeRun
     from hf_memkit.run.ranks import Place
 
@@ -52,8 +52,8 @@ def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = N
     Raises:
         InputError: there is no such variant, model or GPU, or a value is wrong.
     """
-    from hf_memkit.recipe.settings import refuse_wrong
-    from hf_memkit.resolve import read_own
+    from hf_memkit.recipes.resolve import read_own
+    from hf_memkit.recipes.settings import refuse_wrong
 
     gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
     if launched is not None:
@@ -69,8 +69,8 @@ def refuse_data(options: RunOptions, recipe: Recipe) -> None:
     Raises:
         DataError: it cannot be used.
     """
-    from hf_memkit.recipe.settings import check_data
-    from hf_memkit.recipe.sources import is_here
+    from hf_memkit.recipes.settings import check_data
+    from hf_memkit.recipes.sources import is_here
 
     data = options.request.data
     if data is not None and (not options.shown_only or is_here(data)):
@@ -79,7 +79,7 @@ def refuse_data(options: RunOptions, recipe: Recipe) -> None:
 
 def machine_here(request: Request) -> Machine:
     """This machine, with the disks that the request names."""
-    from hf_memkit.hardware import this_machine
+    from hf_memkit.catalog.hardware import this_machine
 
     here = this_machine(request.nvme_path or request.output or ".")
     if request.nvme_path:  # checkpoints go to another disk than the swapped states
@@ -109,11 +109,11 @@ def resolved_run(
     Raises:
         DoesNotFitError: no variant fits, or the GPU that is described is more than the one that is here.
     """
-    from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.hardware import described_gpu
-    from hf_memkit.recipe.rehearse import rehearse
-    from hf_memkit.recipe.variant import needs_less
-    from hf_memkit.resolve import resolve
+    from hf_memkit.catalog.hardware import described_gpu
+    from hf_memkit.common.errors import DoesNotFitError
+    from hf_memkit.recipes.rehearse import rehearse
+    from hf_memkit.recipes.resolve import resolve
+    from hf_memkit.recipes.variant import needs_less
     from hf_memkit.run.folder import RecipeRun
 
     rehearsed = rehearses(options, here)
@@ -148,7 +148,7 @@ def resolved_run(
 
 def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:
     """A setup for a GPU that is larger, or computes in bf16, would fail on the one that is here."""
-    from hf_memkit.errors import DoesNotFitError
+    from hf_memkit.common.errors import DoesNotFitError
 
     if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
         smaller = described.usable_bytes > here.usable_bytes

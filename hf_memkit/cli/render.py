@@ -14,8 +14,8 @@ from rich.text import Text
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import ledger_table, settings_list, short_value
-from hf_memkit.report.sanitize import text
-from hf_memkit.units import GIB
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.report.sanitize import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.prediction import Prediction
     from hf_memkit.prediction.from_script import BatchNeeds
-    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.recipes.schema import Recipe
     from hf_memkit.run.folder import RecipeRun
-    from hf_memkit.setup import Setup
+    from hf_memkit.setup.setup import Setup
 
 
 console = Console(soft_wrap=True, highlight=False)
@@ -130,7 +130,7 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
 
 def closing(job: RecipeRun, content: dict[str, Any]) -> None:
     """What came out, and how much of it is proved."""
-    from hf_memkit.recipe.rehearse import made_smaller
+    from hf_memkit.recipes.rehearse import made_smaller
 
     result = content["result"]
     say("")

@@ -35,9 +35,9 @@ def report(
     """Show the memory report of a run, finished or running."""
     from rich.console import Console
 
-    from hf_memkit import report as reports
-    from hf_memkit.errors import InputError
-    from hf_memkit.report.text import PAGE, view
+    from hf_memkit.common.errors import InputError
+    from hf_memkit.measuring import report as reports
+    from hf_memkit.measuring.report.text import PAGE, view
 
     show_what_can_be_shown()
     if follow and as_json:

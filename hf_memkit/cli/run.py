@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from hf_memkit import boot
 from hf_memkit.cli.environment import Trains
 from hf_memkit.cli.options import (
     RUNS,
@@ -31,12 +30,13 @@ from hf_memkit.cli.options import (
 )
 from hf_memkit.cli.quiet import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
-from hf_memkit.errors import InputError
-from hf_memkit.launched import is_command, read_command
+from hf_memkit.common import boot
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_files import user_path
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.launch_command import is_command, read_command
 from hf_memkit.run.planned import PlannedRun
 from hf_memkit.run.script import ScriptRun, predicted
-from hf_memkit.user_files import user_path
-from hf_memkit.user_script import UserScript
 
 EXAMPLES = """[bold]Examples[/bold]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli.environment import command_line
-from hf_memkit.errors import InputError
+from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
     MASTER_PORT,
@@ -132,8 +132,8 @@ def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
 
 def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
     """Runs what the folder holds, with what its owner has changed in it; 0 if it finished, 1 if it was stopped."""
+    from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.cli import render
-    from hf_memkit.hardware import use_one_gpu
     from hf_memkit.run.folder import RecipeRun, refuse_state, written_run
     from hf_memkit.run.launch import launch
     from hf_memkit.run.machine import refuse_what_does_not_fit

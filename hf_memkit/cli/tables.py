@@ -15,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hf_memkit.ledger import PLACES, Ledger
-from hf_memkit.setup import Setting
-from hf_memkit.units import format_size
+from hf_memkit.common.units import format_size
+from hf_memkit.setup.ledger import PLACES, Ledger
+from hf_memkit.setup.setup import Setting
 
 _WIDE: Final = 120
 """Columns of a terminal from which on a ledger shows its sources."""

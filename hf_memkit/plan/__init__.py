@@ -4,6 +4,6 @@ where there is one.
 ```
 script, GPU ──> traces.py: the script waits where it makes its Trainer, a fork of it for each candidate
                    │
-choices.py ──> search.py ──> judged.py: memory, time, does it fit ──> plan.py: ranked, written, shown (cli/plan.py)
+choices.py ──> search.py ──> judgement.py: memory, time, does it fit ──> plan.py: ranked, written, shown (cli/plan.py)
 ```
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
-from hf_memkit.script_overrides import Overrides
+from hf_memkit.setup.script_overrides import Overrides
 
 Group = Literal["same result", "nearly the same", "another method"]
 """What a setup does to the result of the training. The three are ranked apart: none of the second or third is ever

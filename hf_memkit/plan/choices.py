@@ -10,20 +10,20 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.catalog.liger_support import LIGER_OPTIONS
+from hf_memkit.catalog.optimizers import OPTIMIZERS, install_command
 from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
-from hf_memkit.fp16_overflow import overflow_in_fp16
-from hf_memkit.hardware import Machine
-from hf_memkit.liger_support import LIGER_OPTIONS
-from hf_memkit.optimizers import OPTIMIZERS, install_command
+from hf_memkit.common.resources import documentation
+from hf_memkit.common.user_files import user_path
+from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative, Group
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
-from hf_memkit.resources import documentation
-from hf_memkit.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
-from hf_memkit.techniques.allocator import VARIABLE, user_settings
-from hf_memkit.user_files import user_path
-from hf_memkit.zero import presets
+from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
+from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
 
 ADAPTERS: Final = {"lora": "LoRA", "qlora": "QLoRA"}
 """Methods that `--also` takes besides optimizers, and what a setup with one is called."""

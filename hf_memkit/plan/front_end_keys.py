@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from hf_memkit.compat import name_in_version
+from hf_memkit.catalog.library_versions import name_in_version
 
 _TRANSFORMERS: Final = (5, 6)
 """Whose names they all have."""

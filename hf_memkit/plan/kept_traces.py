@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, TracedTraining
-from hf_memkit.script_overrides import Overrides
+from hf_memkit.setup.script_overrides import Overrides
 
 _MOST_BYTES: Final = 200 * 2**20
 """Of all files together: some hundred traces. The oldest go first."""

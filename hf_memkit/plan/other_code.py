@@ -1,7 +1,8 @@
 """A method that no argument switches on, in the user's own script: as a unified diff, or as lines and where they go.
 
-In: what the child has noted of the calls in question (`prediction/child/adapters.py`), and the settings. Out: text,
-for `patch -p0`. The file is read as Python reads it (`ast`), and what is not surely right is not offered as a diff.
+In: what the child has noted of the calls in question (`prediction/child/libraries/adapters.py`), and the settings.
+Out: text, for `patch -p0`. The file is read as Python reads it (`ast`), and what is not surely right is not offered as
+a diff.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.prediction.traced_training import CallPlace, PlanFacts, TrainerCall
-from hf_memkit.script_overrides import Overrides
+from hf_memkit.setup.script_overrides import Overrides
 
 _LORA: Final = "LoraConfig"
 _WRAP: Final = "get_peft_model"

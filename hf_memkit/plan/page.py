@@ -1,5 +1,5 @@
 """Plans as one HTML page that needs nothing else: the answer, what to paste, the plot, the tables. In: plans, prices.
-Out: a file, in the frame of every page of memkit's (`report/document.py`).
+Out: a file, in the frame of every page of memkit's (`measuring/report/document.py`).
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.report.document import check_file, document, write_document
+from hf_memkit.measuring.report.html import Html, el, figure_table, join, lead, section, terms, tiles
 from hf_memkit.plan import wording
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import KEY, frontier, plot
 from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
-from hf_memkit.plan.verified import Verified
-from hf_memkit.report.document import check_file, document, write_document
-from hf_memkit.report.html import Html, el, figure_table, join, lead, section, terms, tiles
-from hf_memkit.units import GIB
 
 _WORDS: Final = (
     (

@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
-from hf_memkit import compat
+from hf_memkit.catalog import library_versions
+from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.prediction.traced_training import TracedTraining
-from hf_memkit.zero import presets
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _copied(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
 def _installed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Under the names that the installed transformers has; it is not imported, which takes seconds."""
     release = Version(version("transformers")).release[:2]
-    return {compat.name_in_version(name, release): value for name, value in arguments.items()}
+    return {library_versions.name_in_version(name, release): value for name, value in arguments.items()}
 
 
 def _word(value: Any) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from hf_memkit.hardware import Machine
-from hf_memkit.launched import Launched
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.common.units import format_gib
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.prediction.launch_command import Launched
 from hf_memkit.prediction.verdict import FULL_SHARE
-from hf_memkit.units import format_gib
-from hf_memkit.user_script import UserScript
 
 PlanVerdict = Literal["fits", "nothing fits", "nothing ran", "unfinished"]
 """Of a whole plan. "unfinished": the search was stopped before it found a setup, which says nothing of the others."""

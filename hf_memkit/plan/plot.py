@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.report.charts import plotly_text
 from hf_memkit.plan.candidate import GROUPS, Group
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
 from hf_memkit.prediction.verdict import FULL_SHARE
-from hf_memkit.report.charts import plotly_text
-from hf_memkit.units import GIB
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",

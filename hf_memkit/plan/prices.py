@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.plan import Plan
 
 _HOUR_S: Final = 3600.0

@@ -24,7 +24,7 @@ from typing import Final
 
 from hf_memkit.plan.candidate import Alternative, Group, SetupCandidate
 from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.time_limit import TimeLimit
 
 AT_ONCE: Final = 2

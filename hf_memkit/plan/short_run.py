@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.common.when_imported import when_imported
 from hf_memkit.run.planned import PlannedRun
 from hf_memkit.run.ranks import errors_to_launcher
 from hf_memkit.run.script import ScriptRun
-from hf_memkit.user_script import UserScript
-from hf_memkit.when_imported import when_imported
 
 WORST_STEPS: Final = 3
 """The optimizer's states exist from the end of the first on; the third has other batches that may be the worst. The
-callback watches these three closely, which takes time (memory/recorder.py), so none of them is timed."""
+callback watches these three closely, which takes time (measuring/memory/recorder.py), so none of them is timed."""
 
 OWN_STEPS: Final = 4
 """Of the script's own loader; these are timed, with what it takes to put the batches together."""
@@ -118,9 +118,9 @@ class _ShortTraining:
 
     def _loader(self, trainer: Any) -> Any:
         """The worst batch for the first steps, then the script's own loader; of as many on each rank."""
-        from hf_memkit.prediction.child.batch_shapes import shape_of
-        from hf_memkit.prediction.child.batches import chosen_batches
-        from hf_memkit.prediction.child.traced_batches import Loader, on_host
+        from hf_memkit.prediction.child.training.batch_shapes import shape_of
+        from hf_memkit.prediction.child.training.batches import chosen_batches
+        from hf_memkit.prediction.child.training.traced_batches import Loader, on_host
 
         own = trainer.get_train_dataloader()
         try:
@@ -140,8 +140,8 @@ class _ShortTraining:
 
     def _shorten_evaluation(self, trainer: Any) -> None:
         """Two batches, the worst of each data set."""
-        from hf_memkit.prediction.child.evaluations import largest_batch
-        from hf_memkit.prediction.child.traced_batches import Loader
+        from hf_memkit.prediction.child.training.evaluations import largest_batch
+        from hf_memkit.prediction.child.training.traced_batches import Loader
 
         loader_of, evaluate = trainer.get_eval_dataloader, trainer.evaluate
 
@@ -281,7 +281,7 @@ def _leave() -> None:
     """When all ranks are done."""
     import torch.distributed as distributed
 
-    from hf_memkit.zero.process_group import leave_process_group
+    from hf_memkit.setup.process_group import leave_process_group
 
     with contextlib.suppress(Exception):
         if distributed.is_available() and distributed.is_initialized():

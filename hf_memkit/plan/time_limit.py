@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from hf_memkit.plan.candidate import Group
-    from hf_memkit.plan.judged import Judged
+    from hf_memkit.plan.judgement import Judged
 
 
 LIMIT_S: Final = 50.0

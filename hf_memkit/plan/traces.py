@@ -1,7 +1,7 @@
 """Traces of one script with other arguments: what it does before it makes its Trainer is done once.
 
 ```
-ScriptTraces ── what nothing has acted on ──> a fork of the script that waits (child/forks.py)
+ScriptTraces ── what nothing has acted on ──> a fork of the script that waits (child/script/forks.py)
              └─ all others ───────────────────> the script from its first line, with the settings in place of its own
 ```
 """
@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Self
 
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
@@ -33,11 +34,10 @@ from hf_memkit.prediction.running_scripts import (
     refuse_engine,
     script_request,
 )
-from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ForkEnded, ForkRequest, ScriptRequest
+from hf_memkit.prediction.trace.request import EARLY, LATE, Device, ForkEnded, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.script_overrides import Overrides
-from hf_memkit.user_script import UserScript
+from hf_memkit.setup.script_overrides import Overrides
 
 _POLL_S: Final = 0.05
 _END_S: Final = 10.0

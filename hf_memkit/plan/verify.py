@@ -22,18 +22,18 @@ from typing import Any, Final, Literal
 import psutil
 import yaml
 
-from hf_memkit import boot
-from hf_memkit.ended_with_parent import ends_with_this
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Gpu, Machine, named_gpu, this_machine
-from hf_memkit.plan.judged import Judged
+from hf_memkit.catalog.hardware import Gpu, Machine, named_gpu, this_machine
+from hf_memkit.common import boot
+from hf_memkit.common.ended_with_parent import ends_with_this
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import GIB, format_gib
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.measuring.report.load import Run, load_run
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.measured_steps import Verified, measured
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.short_run import request_of
-from hf_memkit.plan.verified import Verified, measured
-from hf_memkit.report.load import Run, load_run
 from hf_memkit.run.launch import launch_command
-from hf_memkit.units import GIB, format_gib
-from hf_memkit.user_script import UserScript
 
 MOST: Final = 3
 """Setups that are run at most."""

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hf_memkit.hardware import described_gpu
-from hf_memkit.known_gpus import KNOWN_GPUS
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.catalog.hardware import described_gpu
+from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.front_end_keys import front_end
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.prediction.verdict import FULL_SHARE
-from hf_memkit.units import GIB, format_gib
 
 NONE: Final = "—"
 

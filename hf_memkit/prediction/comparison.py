@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hf_memkit.common.terms import Category, Phase
+from hf_memkit.common.units import GIB
 from hf_memkit.prediction.prediction import Prediction
-from hf_memkit.terms import Category, Phase
-from hf_memkit.units import GIB
 
 Name = TypeVar("Name")
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.architectures import built_in
-from hf_memkit.errors import InputError, SettingError
-from hf_memkit.models import (
+from hf_memkit.catalog.architectures import built_in
+from hf_memkit.catalog.models import (
     ModelFacts,
     Origin,
     describe,
@@ -18,8 +17,9 @@ from hf_memkit.models import (
     quiet_transformers,
     refuse_absent,
 )
-from hf_memkit.setup import Setup
-from hf_memkit.user_files import parsed, user_path
+from hf_memkit.common.errors import InputError, SettingError
+from hf_memkit.common.user_files import parsed, user_path
+from hf_memkit.setup.setup import Setup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

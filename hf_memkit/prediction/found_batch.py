@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from hf_memkit.errors import InputError
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.verdict import usable_bytes
-from hf_memkit.terms import Phase
 
 _TRACES: Final = 6
 _OF_A_BATCH: Final[tuple[Phase, ...]] = ("data", "generate", "log_probabilities", "forward", "backward", "optimizer")

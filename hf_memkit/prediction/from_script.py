@@ -4,7 +4,7 @@
 found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
 ```
 
-The script runs on this machine up to `Trainer.train()`, of which two steps are traced (`child/script.py`).
+The script runs on this machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.bf16_on_gpus import emulated_bf16
-from hf_memkit.environments import Environment, find_environment
-from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.hardware import Machine, described_machine
-from hf_memkit.job import Job, process_row
-from hf_memkit.ledger import Ledger
-from hf_memkit.models import ModelFacts
-from hf_memkit.prediction.allocator_settings import parse_settings
+from hf_memkit.catalog.environments import Environment, find_environment
+from hf_memkit.catalog.hardware import Machine, described_machine
+from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.common.errors import InputError, ScriptFailed
+from hf_memkit.common.units import format_gib, format_size
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.deepspeed.engine_ledger import zero_ledger
+from hf_memkit.prediction.allocator.settings import parse_settings
 from hf_memkit.prediction.found_batch import first_that_fits
-from hf_memkit.prediction.predicting import from_trace
+from hf_memkit.prediction.from_setup import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.running_scripts import (
     RanScript,
@@ -37,16 +37,16 @@ from hf_memkit.prediction.running_scripts import (
     refuse_engine,
     refuse_unreadable,
 )
-from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.traced_training import Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.request import refuse_below_one
-from hf_memkit.setup import Setup
-from hf_memkit.techniques.allocator import VARIABLE, user_settings
-from hf_memkit.units import format_gib, format_size
-from hf_memkit.user_script import UserScript
-from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.setup.bf16_on_gpus import emulated_bf16
+from hf_memkit.setup.job import Job, process_row
+from hf_memkit.setup.ledger import Ledger
+from hf_memkit.setup.request import refuse_below_one
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
 
 PRESET: Final = "script"
 """What stands in the place of a preset's name: the script decides everything."""

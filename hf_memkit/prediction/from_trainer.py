@@ -22,10 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine, described_machine
-from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
-from hf_memkit.own_arguments import read_trainer
+from hf_memkit.catalog.hardware import Machine, described_machine
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.defaults import (
     TRAINER_DEFAULTS,
     LookedAt,
@@ -35,12 +34,13 @@ from hf_memkit.prediction.defaults import (
     refuse_precision,
 )
 from hf_memkit.prediction.from_script import predict_script_training
-from hf_memkit.prediction.predicting import predict
-from hf_memkit.prediction.trace_request import LIVE
+from hf_memkit.prediction.from_setup import predict
+from hf_memkit.prediction.trace.request import LIVE
 from hf_memkit.prediction.worker import shared_worker
-from hf_memkit.request import refuse_below_one, refuse_too_long
-from hf_memkit.setup import Setup
-from hf_memkit.user_script import UserScript
+from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
+from hf_memkit.setup.own_arguments import read_trainer
+from hf_memkit.setup.request import refuse_below_one, refuse_too_long
+from hf_memkit.setup.setup import Setup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, Trainer, TrainingArguments

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hf_memkit.units import MIB
+from hf_memkit.common.units import MIB
 
 Shape = tuple[int, ...]
 

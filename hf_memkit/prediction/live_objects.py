@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hf_memkit.errors import InputError, Unmodelled
+from hf_memkit.common.errors import InputError, Unmodelled
 
 _MOST_ELEMENTS: Final = 2**20
 """Buffers of at most so many elements keep their values: models ask positions and masks for them."""
@@ -314,7 +314,7 @@ def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
 def _arguments(arguments: Any) -> dict[str, Any]:
     state = {**vars(arguments), **dict.fromkeys(_OF_THE_MACHINE), "use_cpu": False}  # on the GPU that is asked for
     state.pop("_setup_devices", None)  # a cached property
-    if arguments.deepspeed:  # as `child/script_engine.py` has it
+    if arguments.deepspeed:  # as `child/libraries/deepspeed_engine.py` has it
         state |= {"memkit_engine": _content(arguments.deepspeed), "mixed_precision": "no"}
     return state
 

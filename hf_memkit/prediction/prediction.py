@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Final, Self
 
-from hf_memkit.hardware import Machine
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
+from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, usable_bytes
-from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
-from hf_memkit.units import GIB, format_size
 
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved of a phase, bytes; None: not modelled."""

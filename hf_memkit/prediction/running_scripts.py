@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.compat import is_on
-from hf_memkit.environments import Environment
-from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
-from hf_memkit.hardware import Machine
-from hf_memkit.launched import launchers_engine
-from hf_memkit.prediction.trace_request import LIVE, SETUP, Device, ScriptRequest
+from hf_memkit.catalog.environments import Environment
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.launch_command import launchers_engine
+from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.traced_training import BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
-from hf_memkit.user_script import UserScript
 
 
 def is_live(script: UserScript) -> bool:
@@ -159,7 +159,7 @@ def ran_script(
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """How long columns of the worst and of a usual batch of a script's data are (`child/batches.py`,
+    """How long columns of the worst and of a usual batch of a script's data are (`child/training/batches.py`,
     `lengths_of_batches`). Nothing is traced.
 
     Raises:

@@ -1,11 +1,11 @@
 """One rank's trace under DeepSpeed: activations and the loss as traced, everything that ZeRO splits from the ledger.
 
 DeepSpeed's engine is not run on fake tensors. What it holds (partitions, buckets, gathered parameters) is known to the
-byte (`hf_memkit/zero/`, tested against the real engine), and what it does not touch (activations, logits) is the same
-as without it, with the weights in the dtype that the engine gives them. Gradients are both: when each one comes is
-traced, and what becomes of it then follows from the stage.
+byte (`hf_memkit/deepspeed/`, tested against the real engine), and what it does not touch (activations, logits) is the
+same as without it, with the weights in the dtype that the engine gives them. Gradients are both: when each one comes
+is traced, and what becomes of it then follows from the stage.
 
-Compared with live engines of one and two processes in tests/predict/test_split_states_live.py. With more, the terms
+Compared with live engines of one and two processes in tests/prediction/test_split_states_live.py. With more, the terms
 are the ledger's, whose sizes are DeepSpeed's own arithmetic of partitions.
 """
 
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hf_memkit.ledger import Ledger, Row
-from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
-from hf_memkit.setup import Setup
-from hf_memkit.terms import CATEGORIES, Category, Phase
-from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.terms import Term
+from hf_memkit.common.terms import CATEGORIES, Category, Phase
+from hf_memkit.deepspeed.engine_terms import Term
+from hf_memkit.deepspeed.settings import ZeroSettings
+from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
+from hf_memkit.prediction.trace.trace import Trace
+from hf_memkit.setup.ledger import Ledger, Row
+from hf_memkit.setup.setup import Setup
 
 _TRACED: Final[frozenset[Category]] = frozenset({"activations", "loss", "other"})
 """What is taken from the trace; the ledger has the rest."""

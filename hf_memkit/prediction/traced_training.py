@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from hf_memkit.prediction.trace import Trace
-from hf_memkit.terms import Phase
+from hf_memkit.common.terms import Phase
+from hf_memkit.prediction.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, get_args
 
-from hf_memkit.hardware import Gpu, Machine
-from hf_memkit.units import MIB, format_size
+from hf_memkit.catalog.hardware import Gpu, Machine
+from hf_memkit.common.units import MIB, format_size
 
 Level = Literal["trace", "cpu trace"]
 """What the numbers were computed from: a trace on fake CUDA tensors, or one on fake CPU tensors (CPU's kernels and

@@ -12,11 +12,11 @@ from dataclasses import replace
 from math import ceil
 from typing import Final
 
-from hf_memkit.hardware import Machine
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.common.terms import Phase
+from hf_memkit.common.units import format_size
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.traced_training import Vllm
-from hf_memkit.terms import Phase
-from hf_memkit.units import format_size
 
 _AWAKE: Final[tuple[Phase, ...]] = ("load", "generate", "evaluate")
 """Phases in which vLLM is awake where it sleeps: it starts, and generates (TRL 1.16: generation/vllm_generation.py,

@@ -21,13 +21,13 @@ from pathlib import Path
 from threading import Lock, RLock
 from typing import IO, Any, Final
 
-from hf_memkit import boot
-from hf_memkit.environments import refuse_too_old_here
-from hf_memkit.errors import TraceFailed
+from hf_memkit.catalog.environments import refuse_too_old_here
+from hf_memkit.common import boot
+from hf_memkit.common.errors import TraceFailed
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.trace_request import Case, ReadCommand, ScriptRequest
+from hf_memkit.prediction.trace.request import Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
-from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
+from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 
 _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hf_memkit.checks import RULES, check
-from hf_memkit.errors import InputError, SettingError, did_you_mean
-from hf_memkit.job import Job, shortages
+from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.presets.named import PRESETS
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES, Family, Technique, find_technique, in_order
-from hf_memkit.techniques import ledger
+from hf_memkit.setup.job import Job, shortages
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques import setup_ledger
+from hf_memkit.setup.techniques.registry import TECHNIQUES, Family, Technique, find_technique, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def apply_preset(
             if setting.key not in before or before[setting.key] != setting.value:
                 owner[setting.key] = technique
     setup = setup if change is None else change(setup)
-    setup = setup.with_rows(*ledger.rows(setup))
+    setup = setup.with_rows(*setup_ledger.rows(setup))
     setup = setup.made_by(technique.name for technique in techniques)
     setup = setup.with_notes(*(f"{each} is left out: {why}" for each, why in left_out.items()))
     return setup.with_problems(shortages(setup.ledger, job.machine))

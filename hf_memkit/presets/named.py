@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hf_memkit import techniques
-from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.zero import techniques as zero_techniques
+from hf_memkit.common.errors import InputError, did_you_mean
+from hf_memkit.deepspeed import techniques as zero_techniques
+from hf_memkit.setup import techniques
 
 assert techniques and zero_techniques  # imported for the registry that they fill
 

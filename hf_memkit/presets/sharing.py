@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hf_memkit.job import Job
-from hf_memkit.setup import Setup
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.setup import Setup
 
 _PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the GPU"}
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine
-from hf_memkit.job import Job, gpu_shortage
-from hf_memkit.ledger import Row
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.terms import Category
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.verdict import usable_bytes
-from hf_memkit.setup import Setup
-from hf_memkit.techniques.batch import micro_batches, split_batch
-from hf_memkit.terms import Category
+from hf_memkit.setup.job import Job, gpu_shortage
+from hf_memkit.setup.ledger import Row
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.batch import micro_batches, split_batch
 
 SEQUENCE_MULTIPLE: Final = 64
 """A sequence that is solved for is a multiple of this: what tensor cores of an A100 like (NVIDIA, "Matrix

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import yaml
 
-from hf_memkit import compat
 from hf_memkit._version import __version__
-from hf_memkit.errors import InputError, RunError
-from hf_memkit.setup import Setting, Setup
-from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
+from hf_memkit.catalog import library_versions
+from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
+from hf_memkit.setup.setup import Setting, Setup
 
 RUN_FILE: Final = "memkit-run.json"
 ARGUMENTS_FILE: Final = "args.yaml"
@@ -195,7 +195,7 @@ def _as_it_stands(setup: Setup, folder: Path) -> Setup:
         setup = setup.put("model.origin", "hub", "the script loads it")
     for section in ("environment", "adapter", "model_parts", "arguments", "trainer_parts"):
         before = setup.section(section)
-        now = {compat.current_name(name): value for name, value in (sections.get(section) or {}).items()}
+        now = {library_versions.current_name(name): value for name, value in (sections.get(section) or {}).items()}
         for name in before.keys() - now.keys():
             setup = setup.drop(f"{section}.{name}")
         changed = {name: value for name, value in now.items() if name not in before or before[name] != value}

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from hf_memkit import boot, errors
-from hf_memkit.errors import InputError, MemkitError, RunError
+from hf_memkit.common import boot, errors
+from hf_memkit.common.errors import InputError, MemkitError, RunError
 from hf_memkit.run.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Place, exit_code_of
 
 if TYPE_CHECKING:

@@ -7,18 +7,18 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from hf_memkit.errors import DoesNotFitError, MissingPackageError, RunError
-from hf_memkit.hardware import has_kernels, this_machine, torch_with_kernels
-from hf_memkit.job import shortages
-from hf_memkit.launched import launchers_engine
+from hf_memkit.catalog.hardware import has_kernels, this_machine, torch_with_kernels
+from hf_memkit.common.errors import DoesNotFitError, MissingPackageError, RunError
+from hf_memkit.deepspeed import nvme, ops
+from hf_memkit.deepspeed.stage_3 import SWAP_BUFFERS
 from hf_memkit.prediction import Prediction
+from hf_memkit.prediction.launch_command import launchers_engine
 from hf_memkit.run.folder import RecipeRun
 from hf_memkit.run.ranks import Ranks
-from hf_memkit.setup import Setup
-from hf_memkit.techniques.allocator import VARIABLE, set_allocator
-from hf_memkit.zero import nvme, ops
-from hf_memkit.zero.process_group import single_process_environment
-from hf_memkit.zero.stage_3 import SWAP_BUFFERS
+from hf_memkit.setup.job import shortages
+from hf_memkit.setup.process_group import single_process_environment
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.allocator import VARIABLE, set_allocator
 
 
 def refuse_what_does_not_fit(job: RecipeRun, say: Callable[[str], None]) -> None:
@@ -132,7 +132,7 @@ class Swap:
         """Tries all that DeepSpeed will do there, and leaves nothing behind.
 
         Raises:
-            InputError, DoesNotFitError, MissingPackageError: see `hf_memkit.zero.nvme.Preflight`.
+            InputError, DoesNotFitError, MissingPackageError: see `hf_memkit.deepspeed.nvme.Preflight`.
         """
         if self._path is not None and self._ranks.leads_machine:
             nvme.preflight(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.errors import InputError
-from hf_memkit.live_arguments import Made, when_made
-from hf_memkit.script_overrides import FoundInScript, Overrides, install, read_plan
+from hf_memkit.common.errors import InputError
+from hf_memkit.setup.live_arguments import Made, when_made
+from hf_memkit.setup.script_overrides import FoundInScript, Overrides, install, read_plan
 
 
 class PlannedRun:

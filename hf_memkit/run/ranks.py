@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.ended_with_parent import end_with
-from hf_memkit.errors import MemkitError, RunError
+from hf_memkit.common.ended_with_parent import end_with
+from hf_memkit.common.errors import MemkitError, RunError
 
 FOLDER_VARIABLE: Final = "MEMKIT_LAUNCH_FOLDER"
 """Names a folder that lives as long as a launch. Set only in ranks that memkit itself started."""

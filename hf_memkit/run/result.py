@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.memory.records import read_records
+from hf_memkit.measuring.memory.records import read_records
 from hf_memkit.run.folder import RecipeRun
 
 if TYPE_CHECKING:

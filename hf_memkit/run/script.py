@@ -30,12 +30,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from hf_memkit import boot, user_script
-from hf_memkit.compat import is_on
-from hf_memkit.ended_with_parent import ends_with_this
+from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.common import boot, user_script
+from hf_memkit.common.ended_with_parent import ends_with_this
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.common.when_imported import when_imported
 from hf_memkit.run.planned import PlannedRun
-from hf_memkit.user_script import UserScript
-from hf_memkit.when_imported import when_imported
 
 _MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Set by mpirun for each process; then DeepSpeed finds the others through mpi4py, and not through the environment."""
@@ -107,7 +107,7 @@ class ScriptRun:
         if not self._made_trainer:
             _say(f"{self.script} made no Trainer: nothing was recorded")
         if self._set_environment:
-            from hf_memkit.zero.process_group import leave_process_group
+            from hf_memkit.setup.process_group import leave_process_group
 
             with contextlib.suppress(Exception):  # else a run that is done could still abort; see there
                 leave_process_group()
@@ -132,7 +132,7 @@ class ScriptRun:
         trainer.Trainer.__init__ = with_report
 
     def _attach(self, trainer: Any) -> None:
-        from hf_memkit.callback import MemoryReportCallback, attach
+        from hf_memkit.measuring.callback import MemoryReportCallback, attach
 
         if not any(isinstance(other, MemoryReportCallback) for other in trainer.callback_handler.callbacks):
             attach(trainer, **self._options)
@@ -195,7 +195,7 @@ def _set_environment_of_one_process() -> bool:
     """Sets it where DeepSpeed could not find it out: without a launcher, mpirun and mpi4py. True if it was set."""
     if any(name in os.environ for name in _MPI_SIZES) or importlib.util.find_spec("mpi4py") is not None:
         return False
-    from hf_memkit.zero.process_group import single_process_environment
+    from hf_memkit.setup.process_group import single_process_environment
 
     variables = single_process_environment()
     for name, value in variables.items():
@@ -209,7 +209,7 @@ def _name_stale_locks() -> None:
     """Of this machine, and so by its first process."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    from hf_memkit.zero import ops
+    from hf_memkit.deepspeed import ops
 
     for lock in ops.stale_locks(ops.extension_roots()):
         print(
@@ -224,7 +224,7 @@ def _hide_memkit() -> None:
     """Has Python, which is about to show the exception that ends the script, show the script's frames only."""
     # Not within the hook: an import may call `exec` with a text (dataclasses do), by which Python forgets that Ctrl-C
     # has ended the script, and exits with 1 (CPython 3.11: Python/pythonrun.c, `run_eval_code_obj`).
-    from hf_memkit.callback import oom_watch
+    from hf_memkit.measuring.callback import oom_watch
 
     files = (__file__, user_script.__file__, oom_watch.__file__)  # of the last the link in Ctrl-C's chain
     show = sys.excepthook

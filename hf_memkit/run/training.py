@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from hf_memkit import train
 from hf_memkit.checks import Problem, Subject, check
-from hf_memkit.errors import DataError, RunError
+from hf_memkit.common.errors import DataError, RunError
+from hf_memkit.common.units import GB
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.deepspeed import ops
 from hf_memkit.run.folder import (
     ARGUMENTS_FILE,
     RecipeRun,
@@ -36,14 +38,12 @@ from hf_memkit.run.folder import (
 from hf_memkit.run.machine import Swap, nvme_path, set_environment
 from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.run.result import result_of
-from hf_memkit.setup import Setup
-from hf_memkit.units import GB
-from hf_memkit.user_script import UserScript
-from hf_memkit.zero import ops
-from hf_memkit.zero.process_group import leave_process_group
+from hf_memkit.setup import build
+from hf_memkit.setup.process_group import leave_process_group
+from hf_memkit.setup.setup import Setup
 
 if TYPE_CHECKING:
-    from hf_memkit.callback.oom_note import OomNote
+    from hf_memkit.measuring.callback.oom_note import OomNote
 
 
 Say = Callable[[str], None]
@@ -95,7 +95,7 @@ def run(
         RunError: the setup cannot be built, or the data differs from that of the run to go on with.
     """
     setup, folder = job.setup, Path(job.output)
-    train.require_packages(setup)
+    build.require_packages(setup)
     set_environment(setup, say, ranks)
     if "deepspeed.config" in setup:
         cpu = bool(setup.get("arguments.use_cpu"))
@@ -208,8 +208,8 @@ class _Training:
             Trainer.train = plain
 
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
-        from hf_memkit.callback import attach, oom_advice
-        from hf_memkit.callback.oom_note import advice_from_text
+        from hf_memkit.measuring.callback import attach, oom_advice
+        from hf_memkit.measuring.callback.oom_note import advice_from_text
         from hf_memkit.run.stopping import StopOnSignal
 
         job, ranks, say = self._job, self._ranks, self._say
@@ -279,7 +279,7 @@ class _Training:
         """Where the training goes on, None: at its beginning. With DeepSpeed its swapped states are watched."""
         job, setup = self._job, self._job.setup
         if "deepspeed.config" in setup:
-            from hf_memkit.zero.swap_guard import SwapGuard
+            from hf_memkit.deepspeed.swap_guard import SwapGuard
 
             trainer.add_callback(SwapGuard(lambda: trainer.deepspeed))
         if not self._resuming:
@@ -290,7 +290,7 @@ class _Training:
         )
         self._say(go_on)
         if checkpoint and nvme_path(setup):
-            from hf_memkit.zero.nvme_resume import RestoreSwappedStates
+            from hf_memkit.deepspeed.nvme_resume import RestoreSwappedStates
 
             trainer.add_callback(RestoreSwappedStates(lambda: trainer.deepspeed, checkpoint))
         return checkpoint
@@ -315,7 +315,7 @@ def _why_it_failed(error: BaseException, folder: Path, setup: Setup) -> str | No
     None: for another reason, which needs its traceback."""
     frames = [entry.f_code for entry, _ in traceback.walk_tb(error.__traceback__)]
     if any(code.co_name == "from_pretrained" for code in frames) and isinstance(error, OSError | ValueError):
-        return train.why_not_loaded(setup["model.name"], error)
+        return build.why_not_loaded(setup["model.name"], error)
     last = Path(frames[-1].co_filename)
     parts = {*setup.section("model_parts"), *setup.section("trainer_parts")}
     if last.parent == folder and last.stem in parts:

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import gpu, gpu_measure, gpu_summary
 from benchmarks.gpu_cases import MODELS, Case, cases
-from hf_memkit.hardware import gpu_of_size, this_machine
-from hf_memkit.units import GIB
+from hf_memkit.catalog.hardware import gpu_of_size, this_machine
+from hf_memkit.common.units import GIB
 
 STEPS = 3
 

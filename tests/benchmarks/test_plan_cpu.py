@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks import plan_cpu
 from benchmarks.plan_cpu import EIGHT, SETUPS, choices, judged, rank_correlation, without_queue
-from hf_memkit.prediction.step_time import step_time
-from hf_memkit.prediction.work import Operation, Work
-from hf_memkit.rates import Figure, GpuRates
+from hf_memkit.catalog.rates import Figure, GpuRates
+from hf_memkit.prediction.time.step_time import step_time
+from hf_memkit.prediction.trace.work import Operation, Work
 from tests.conftest import ROOT, load_script
 
 PATH = ROOT / "benchmarks" / "results" / "plan_cpu.json"

@@ -44,7 +44,10 @@ def test_time_counts_once_and_for_the_part_that_took_it() -> None:
 
 
 def test_a_function_that_is_gone_is_an_error() -> None:
-    for name in ("hf_memkit.memory.records:RecordWriter.gone", "hf_memkit.memory.records:RecordWriter.gone_*"):
+    for name in (
+        "hf_memkit.measuring.memory.records:RecordWriter.gone",
+        "hf_memkit.measuring.memory.records:RecordWriter.gone_*",
+    ):
         with pytest.raises(AttributeError, match="gone"), watching(Stopwatch(), {"part": [name]}):
             pass
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from hf_memkit.catalog.library_versions import OLDEST
+from hf_memkit.checks.doctor import STATUSES, gpu, host, operators, software
 from hf_memkit.cli import main
-from hf_memkit.compat import OLDEST
-from hf_memkit.doctor import STATUSES, gpu, host, operators, software
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
 
 Lines = dict[str, dict[str, Any]]
 
@@ -101,7 +101,7 @@ def test_what_is_needed_is_read_from_the_project_itself() -> None:
     assert trains.keys() >= {"torch", "transformers", "deepspeed"} and "bitsandbytes" not in trains
     assert {each.name for each in own} >= {"rich", "typer"} and not {each.name for each in own} & trains.keys()
     for name, oldest in OLDEST.items():
-        assert f">={oldest}" in str(trains[name].specifier), "pyproject.toml and compat.py say the same"
+        assert f">={oldest}" in str(trains[name].specifier), "pyproject.toml and library_versions.py say the same"
 
 
 def test_ram_is_what_the_system_says() -> None:

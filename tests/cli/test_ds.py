@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_memkit import resources
-from hf_memkit.units import parse_size
+from hf_memkit.common import resources
+from hf_memkit.common.units import parse_size
 from tests.conftest import ROOT, Memkit, Quick
 from tests.fewer import one_each
 

@@ -64,7 +64,7 @@ def test_processes_of_a_pool_end_with_the_one_that_started_them(tmp_path: Path) 
     """From a thread that has ended: a parent-death signal would have come then."""
     code = """
 import os, threading, time
-from hf_memkit.plan.of_trace import judging_pool
+from hf_memkit.plan.judge_trace import judging_pool
 
 pool = judging_pool()
 thread = threading.Thread(target=lambda: pool.submit(os.getpid).result())

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hf_memkit.cli import main
-from hf_memkit.script_overrides import read_plan
+from hf_memkit.setup.script_overrides import read_plan
 from tests.conftest import ROOT
 
 TINY = """

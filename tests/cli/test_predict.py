@@ -22,16 +22,16 @@ from hf_memkit.cli.main import main
 from hf_memkit.cli.predict import _resolved, _with_own
 from hf_memkit.cli.predict_next import NextSetup
 from hf_memkit.cli.predict_script import searched
+from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction import predict
 from hf_memkit.prediction import predict as judge
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import Confidence
-from hf_memkit.recipe.choose import unjudged
-from hf_memkit.recipe.schema import load_recipe
-from hf_memkit.request import Request
-from hf_memkit.setup import Setup
-from hf_memkit.terms import CATEGORIES, PHASES
-from hf_memkit.units import GIB, MIB
+from hf_memkit.recipes.schema import load_recipe
+from hf_memkit.recipes.variant_search import unjudged
+from hf_memkit.setup.request import Request
+from hf_memkit.setup.setup import Setup
 from tests.conftest import ROOT, Memkit
 from tests.plan.made_plans import CHECKPOINTING
 from tests.plan.made_plans import setup as made_setup

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from hf_memkit.catalog.hardware import gpu_of_size
 from hf_memkit.cli.main import main
-from hf_memkit.hardware import gpu_of_size
-from hf_memkit.units import GIB
+from hf_memkit.common.units import GIB
 from tests.chromium import CONTRAST, Watched
 
 Show = Callable[..., tuple[Page, Watched]]

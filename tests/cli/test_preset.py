@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from hf_memkit.catalog.library_versions import argument_types, current_name
 from hf_memkit.checks.apply import check_file
 from hf_memkit.cli.main import main
-from hf_memkit.compat import argument_types, current_name
 from hf_memkit.presets import PRESETS
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.conftest import Memkit
 
 Run = Callable[..., tuple[int, str, str]]

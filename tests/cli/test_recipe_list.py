@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hf_memkit import resources
 from hf_memkit.cli import main
-from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.common import resources
+from hf_memkit.recipes.schema import load_recipe
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.memory.records import read_records, steps
+from hf_memkit.measuring.memory.records import read_records, steps
 from tests.clients.clients import STEPS
 
 OURS = re.compile(r"memory-rank\d+\.jsonl|memory-report\.html")

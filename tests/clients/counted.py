@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.memory.live_storages import LiveStorages
+from tests.measuring.memory.live_storages import LiveStorages
 
 LIVE: Final = LiveStorages()

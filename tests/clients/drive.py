@@ -88,7 +88,7 @@ def forget_deepspeed() -> None:
 
 def leave_processes() -> None:
     if "deepspeed" in sys.modules:
-        from hf_memkit.zero.process_group import leave_process_group
+        from hf_memkit.setup.process_group import leave_process_group
 
         leave_process_group()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.cli.main import main
-from hf_memkit.compat import to_installed_arguments
 from tests.clients.clients import Client, script
 from tests.clients.compare import ended
 from tests.clients.test_clients_trl import sft_script

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.memory.records import steps
+from hf_memkit.measuring.memory.records import steps
 from tests.clients.clients import COMMON, STEPS, Client, callback_in
 from tests.clients.compare import assert_complete, assert_same_output, assert_same_results, ended
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.memory.records import steps
-from hf_memkit.units import GIB
-from hf_memkit.zero import ops
+from hf_memkit.common.units import GIB
+from hf_memkit.deepspeed import ops
+from hf_memkit.measuring.memory.records import steps
 from tests.clients.clients import ATTACH, COMMON, Client, script
 from tests.clients.compare import assert_complete, assert_same_output, assert_same_results, ended
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.models import ModelFacts, describe
-from hf_memkit.zero import ops
+from hf_memkit.catalog.models import ModelFacts, describe
+from hf_memkit.deepspeed import ops
 from tests.conftest import ROOT
 from tests.operators import EVERY_OPERATOR
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hf_memkit.terms import Place
-from hf_memkit.zero.engine_tensors import engine_bytes
+from hf_memkit.common.terms import Place
+from hf_memkit.deepspeed.engine_tensors import engine_bytes
 
 
 class LiveEngine(TrainerCallback):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.zero.presets import load, preset_index
+from hf_memkit.deepspeed.presets import load, preset_index
 
 STEPS: Final = 4
 CHECKPOINT: Final = 2

@@ -22,7 +22,7 @@ from typing import Any
 
 os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
 
-from hf_memkit.zero.process_group import single_process_environment
+from hf_memkit.setup.process_group import single_process_environment
 
 os.environ.update(single_process_environment())
 
@@ -32,11 +32,11 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_memkit.zero.engine_tensors import swapped_bytes
-from hf_memkit.zero.nvme_resume import RestoreSwappedStates
-from hf_memkit.zero.presets import load
-from hf_memkit.zero.process_group import join_process_group, leave_process_group
-from hf_memkit.zero.wiring import DeepSpeedWiring
+from hf_memkit.deepspeed.engine_tensors import swapped_bytes
+from hf_memkit.deepspeed.nvme_resume import RestoreSwappedStates
+from hf_memkit.deepspeed.presets import load
+from hf_memkit.deepspeed.wiring import DeepSpeedWiring
+from hf_memkit.setup.process_group import join_process_group, leave_process_group
 from tests.engine import stepping_cases, zero_r_cases
 from tests.engine.live_engine import LiveEngine
 from tests.engine.preset_cases import CHECKPOINT, STEPS, Case, not_on_cpu, one_process, small_config, two_processes

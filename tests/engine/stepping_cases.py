@@ -1,4 +1,4 @@
-"""Which optimizer the real engine steps with, for what `hf_memkit.zero.optimizer` says of it."""
+"""Which optimizer the real engine steps with, for what `hf_memkit.deepspeed.optimizer` says of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from transformers import TrainingArguments
 
-from hf_memkit.zero.process_group import join_process_group
+from hf_memkit.setup.process_group import join_process_group
 from tests.engine.preset_cases import small_config
 from tests.engine.tiny_training import LossTrainer, load_model
 

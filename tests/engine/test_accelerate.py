@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
 from tests.conftest import Memkit
 
 pytestmark = pytest.mark.operators

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
 from tests.conftest import ROOT, VARIANTS, Quick, of_this_cpu, read_json_lines
 
 EVERY = {"train_text.py", "job.py", "rows.py", "text_rows.py", "args.yaml", "memkit-run.json"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.models import ModelFacts
-from hf_memkit.zero.ledger import zero_ledger
-from hf_memkit.zero.terms import Term
+from hf_memkit.catalog.adapter_layers import adapter_tensors
+from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.deepspeed.engine_ledger import zero_ledger
+from hf_memkit.deepspeed.engine_terms import Term
 from tests.engine.conftest import Results
 from tests.engine.preset_cases import Case, one_process, small_config, two_processes, with_precision
 from tests.engine.tiny_training import LORA

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.errors import MissingPackageError
-from hf_memkit.units import MIB
-from hf_memkit.zero import ops
-from hf_memkit.zero.aio import measure
+from hf_memkit.common.errors import MissingPackageError
+from hf_memkit.common.units import MIB
+from hf_memkit.deepspeed import ops
+from hf_memkit.deepspeed.aio import measure
 from tests.conftest import ROOT, Memkit
-from tests.zero.test_nvme import in_mount_namespace
+from tests.deepspeed.test_nvme import in_mount_namespace
 
 pytestmark = pytest.mark.operators
 
@@ -33,7 +33,9 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module", autouse=True)
 def _operators() -> None:
     """Built once, where every run looks for them."""
-    code = "from hf_memkit.zero import ops; ops.build(('deepspeed_shm_comm', 'cpu_adam', 'pin_memory', 'async_io'), "
+    code = (
+        "from hf_memkit.deepspeed import ops; ops.build(('deepspeed_shm_comm', 'cpu_adam', 'pin_memory', 'async_io'), "
+    )
     built = subprocess.run([sys.executable, "-c", code + "print, cpu=True)"], env=ENVIRONMENT, cwd=ROOT)
     assert built.returncode == 0
 
@@ -159,8 +161,8 @@ GUARDED = """
 import os, resource, sys
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
-from hf_memkit.errors import RunError
-from hf_memkit.zero.swap_guard import _Guard
+from hf_memkit.common.errors import RunError
+from hf_memkit.deepspeed.swap_guard import _Guard
 
 guards = []
 handle = AsyncIOBuilder().load(verbose=False).aio_handle(1 << 20, 8, False, True, 1)
@@ -204,8 +206,8 @@ def test_the_guard_stops_what_deepspeed_does_not_notice(tmp_path: Path) -> None:
 REFUSED = """
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
-from hf_memkit.errors import RunError
-from hf_memkit.zero.swap_guard import _Guard
+from hf_memkit.common.errors import RunError
+from hf_memkit.deepspeed.swap_guard import _Guard
 
 guards = []
 handle = AsyncIOBuilder().load(verbose=False).aio_handle(1 << 20, 8, False, True, 1)
@@ -242,7 +244,7 @@ $PYTHON refused.py
 
 MEASURED = """
 import json, sys
-from hf_memkit.zero.aio import measure
+from hf_memkit.deepspeed.aio import measure
 found = measure(sys.argv[1], cpu=True, start={"queue_depth": 32}, budget_s=1.0)
 print(json.dumps([dict(found.settings), found.read_gb_s, found.write_gb_s, found.label]))
 """

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hf_memkit import resources
+from hf_memkit.common import resources
 from hf_memkit.presets import PRESETS
-from hf_memkit.recipe.predictions import checksum, stored
-from hf_memkit.recipe.schema import read_recipe
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.recipes.schema import read_recipe
+from hf_memkit.recipes.stored_predictions import checksum, stored
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.conftest import ROOT, read_json_lines
 from tests.fewer import one_each
 from tests.loaded import Loaded

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hf_memkit.memory.records import read_records, steps
+from hf_memkit.measuring.memory.records import read_records, steps
 from tests.conftest import ROOT, Memkit
 from tests.engine.test_variants import saved_model_loss
 

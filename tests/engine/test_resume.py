@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.memory.records import read_records, steps
+from hf_memkit.measuring.memory.records import read_records, steps
 from tests.conftest import ROOT, Quick
 
 STEPS = 12

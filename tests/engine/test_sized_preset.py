@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.zero import ops
-from hf_memkit.zero.process_group import single_process_environment
+from hf_memkit.deepspeed import ops
+from hf_memkit.setup.process_group import single_process_environment
 from tests.conftest import Memkit
 from tests.engine.tiny_training import save_initial_weights
 from tests.operators import EVERY_OPERATOR
@@ -38,7 +38,7 @@ model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16)
 rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 16
 Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[CountFiles()]).train()
 print("swapped", sum(sizes.values()))
-from hf_memkit.zero.process_group import leave_process_group
+from hf_memkit.setup.process_group import leave_process_group
 leave_process_group()
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.zero.optimizer import stepping_optimizer
+from hf_memkit.deepspeed.optimizer import stepping_optimizer
 from tests.engine.conftest import Results
 from tests.engine.stepping_cases import CASES, config_of
 

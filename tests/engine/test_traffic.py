@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.models import ModelFacts, describe
-from hf_memkit.zero import ops
-from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, zero_traffic
+from hf_memkit.catalog.models import ModelFacts, describe
+from hf_memkit.deepspeed import ops
+from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, zero_traffic
 from tests.conftest import ROOT
 from tests.engine.preset_cases import with_precision
 from tests.engine.swap_traffic_driver import WIDE, swapping

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.recipe.export.scripts.train_text import blocks_of
-from hf_memkit.recipe.tasks.made_up_texts import help_texts
-from hf_memkit.units import MIB
+from hf_memkit.common.units import MIB
+from hf_memkit.recipes.export.scripts.train_text import blocks_of
+from hf_memkit.recipes.tasks.made_up_texts import help_texts
 from tests.conftest import VARIANTS, Memkit, read_json_lines
 
 pytestmark = pytest.mark.slow

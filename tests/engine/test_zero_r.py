@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_memkit.errors import SettingError
-from hf_memkit.zero.checkpointing import zero_r_checkpointing
+from hf_memkit.common.errors import SettingError
+from hf_memkit.deepspeed.checkpointing import zero_r_checkpointing
 from tests.engine.conftest import Results
 from tests.engine.tiny_training import load_model
 from tests.engine.zero_r_cases import CASES, CHECKPOINT_ELEMENTS

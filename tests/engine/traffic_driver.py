@@ -22,7 +22,7 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from hf_memkit.zero.process_group import join_process_group, leave_process_group
+from hf_memkit.setup.process_group import join_process_group, leave_process_group
 from tests.engine.preset_cases import small_config
 from tests.engine.tiny_training import MICRO_BATCH, MODEL, LossTrainer
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 
-from hf_memkit.zero.checkpointing import zero_r_checkpointing
-from hf_memkit.zero.process_group import join_process_group
+from hf_memkit.deepspeed.checkpointing import zero_r_checkpointing
+from hf_memkit.setup.process_group import join_process_group
 from tests.engine.preset_cases import small_config
 from tests.engine.tiny_training import LENGTH, MICRO_BATCH, LossTrainer
 

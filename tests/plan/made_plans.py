@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.hardware import described_gpu, described_machine
+from hf_memkit.catalog.hardware import described_gpu, described_machine
+from hf_memkit.common.terms import CATEGORIES
+from hf_memkit.common.units import GIB
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judged import Judged, judged
+from hf_memkit.plan.judgement import Judged, judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.prediction import Confidence, Prediction
-from hf_memkit.prediction.step_time import StepTime
-from hf_memkit.terms import CATEGORIES
-from hf_memkit.units import GIB
-from hf_memkit.user_script import UserScript
+from hf_memkit.prediction.time.step_time import StepTime
 
 CHECKPOINTING = Alternative(
     "checkpointing", "checkpointing",

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.hardware import described_machine
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.choices import choices_for
@@ -25,8 +26,7 @@ from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.running_scripts import asked, script_request
 from hf_memkit.prediction.traced_training import CallPlace, TracedArguments, TracedTraining, TrainerCall
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.script_overrides import Overrides
-from hf_memkit.user_script import UserScript
+from hf_memkit.setup.script_overrides import Overrides
 from tests.conftest import ROOT
 from tests.plan.made_trainings import MADE, changed
 

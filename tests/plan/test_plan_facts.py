@@ -31,11 +31,11 @@ from transformers import (
 )
 from transformers.models.udop.modeling_udop import UdopPreTrainedModel
 
-from hf_memkit.fp16_overflow import overflow_in_fp16
-from hf_memkit.hardware import described_machine
+from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.plan.choices import _precisions, of_batch, refused
-from hf_memkit.prediction.child.at_train import fp16_overflow
-from hf_memkit.prediction.child.plan_facts import fixed_by_deepspeed, plan_facts
+from hf_memkit.prediction.child.training.at_train import fp16_overflow
+from hf_memkit.prediction.child.training.plan_facts import fixed_by_deepspeed, plan_facts
 from tests.plan.made_trainings import MADE, changed
 
 SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -148,7 +148,7 @@ def test_another_micro_batch_is_the_same_training_or_none(
 def test_flags_are_for_what_reads_them() -> None:
     """Would notice: flags for a script that reads its TrainingArguments from a file, or other arguments alone."""
     code = (
-        "from hf_memkit.prediction.child import plan_facts as facts; facts.note_parsers()\n"
+        "from hf_memkit.prediction.child.training import plan_facts as facts; facts.note_parsers()\n"
         "import dataclasses, json, pathlib, sys; from transformers import HfArgumentParser, TrainingArguments\n"
         "Other = dataclasses.make_dataclass('Other', [('name', str, 'x')])\n"
         "HfArgumentParser(Other).parse_args_into_dataclasses()\n"
@@ -239,7 +239,7 @@ def test_trl_s_parser_is_one_too() -> None:
     """Would notice: flags withheld from those whose script reads them with TRL's own copy of HfArgumentParser."""
     pytest.importorskip("trl")
     code = (
-        "from hf_memkit.prediction.child import plan_facts as facts; facts.note_parsers()\n"
+        "from hf_memkit.prediction.child.training import plan_facts as facts; facts.note_parsers()\n"
         "from trl import SFTConfig, TrlParser; assert not facts._made_parsers\n"
         "TrlParser((SFTConfig,)).parse_args_and_config(); print([each.__name__ for each in facts._made_parsers])"
     )

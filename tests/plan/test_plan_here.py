@@ -10,10 +10,10 @@ import pytest
 
 from hf_memkit.cli import main
 from hf_memkit.cli.plan_here import show_verified
-from hf_memkit.memory.records import SCHEMA
+from hf_memkit.measuring.memory.records import SCHEMA
+from hf_memkit.measuring.report.load import load_run
 from hf_memkit.plan import wording
-from hf_memkit.plan.verified import Verified, measured
-from hf_memkit.report.load import load_run
+from hf_memkit.plan.measured_steps import Verified, measured
 from tests.plan.made_plans import CHECKPOINTING, setup, usual
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.catalog.host_rates import GivenHost
 from hf_memkit.cli.plan_host import read_host
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import described_machine
-from hf_memkit.host_rates import GivenHost
-from hf_memkit.plan.judged import Judged
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.plan.candidate_time import Pricing
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.make_plan import plan_gpus
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.planning import plan_gpus
-from hf_memkit.plan.pricing import Pricing
 from hf_memkit.plan.wording import groups, notes
-from hf_memkit.user_script import UserScript
 from tests.plan.made_plans import EIGHT_BITS, plan, setup
 
 SCRIPT = """

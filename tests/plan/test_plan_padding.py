@@ -20,16 +20,16 @@ from transformers import (
 )
 
 from hf_memkit import predict_script
-from hf_memkit.compat import to_installed_arguments
-from hf_memkit.hardware import described_machine
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.catalog.library_versions import to_installed_arguments
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.choices import LeftOut, choices_for
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.make_plan import plan_script
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.planning import plan_script
-from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts
+from hf_memkit.prediction.child.training.plan_facts import needs_padding, plan_facts
 from hf_memkit.prediction.traced_training import Padding, TracedTraining
-from hf_memkit.user_script import UserScript
 from tests.plan.made_trainings import changed
 
 pytest.importorskip("trl")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from hf_memkit.errors import InputError
+from hf_memkit.common.errors import InputError
+from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.page import write_page
 from hf_memkit.plan.plot import frontier, plot
-from hf_memkit.plan.verified import Verified
 from tests.chromium import CONTRAST, Watched
 from tests.plan.made_plans import EIGHT_BITS, plan, setup, usual
 

@@ -13,13 +13,13 @@ import pytest
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-from hf_memkit import compat
+from hf_memkit.catalog import library_versions
 from hf_memkit.cli import main
 from hf_memkit.cli.predict_next import NextSetup
+from hf_memkit.deepspeed import presets
 from hf_memkit.plan import choices
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.pasted import Pasted, pasted
-from hf_memkit.zero import presets
 from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA, setup
 from tests.plan.made_trainings import MADE, changed
 
@@ -37,7 +37,7 @@ def test_flags_yaml_and_python_say_the_same(choice: Alternative) -> None:
     """Would notice: a mapping that is no JSON, a quote that a shell eats, a name that this transformers does not know,
     a switch without its value, a flag that loses against the script's own before it."""
     candidate = SetupCandidate(4, 2, (choice,))
-    found, wanted = pasted(candidate), compat.to_installed_arguments(candidate.arguments)
+    found, wanted = pasted(candidate), library_versions.to_installed_arguments(candidate.arguments)
     from_flags = read(found)
     assert {name: getattr(from_flags, name) for name in wanted} == wanted
     assert yaml.safe_load(found.yaml) == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hf_memkit.cli.plan_options import read_prices
-from hf_memkit.errors import InputError
+from hf_memkit.common.errors import InputError
 from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.prices import million_tokens_cost, ranked_gpus, run_cost
 from tests.plan.made_plans import plan, setup, usual
@@ -69,7 +69,7 @@ def test_a_wrong_price_is_one_line(given: str, said: str) -> None:
 
 
 def test_prices_of_named_and_sized_gpus() -> None:
-    """Would notice: names that only match as `known_gpus.py` spells them; a list that is read to its first comma."""
+    """Would notice: names that only match as `gpu_sizes.py` spells them; a list that is read to its first comma."""
     assert read_prices(["nvidia t4=0.35, 16GB=1", "L4=.7"], ["T4", "L4", "16GB GPU"]) == {
         "T4": 0.35, "16GB GPU": 1.0, "L4": 0.7,
     }  # fmt: skip

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.cli.plan_render import compared_view, view
-from hf_memkit.hardware import described_machine
 from hf_memkit.plan import wording
 from hf_memkit.plan.as_json import plans_json
-from hf_memkit.plan.files import plan_text
+from hf_memkit.plan.make_plan import _about_variant
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.planning import _about_variant
+from hf_memkit.plan.plan_file import plan_text
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, PATCH, SDPA, plan, setup, usual
 from tests.plan.made_trainings import MADE, changed
 

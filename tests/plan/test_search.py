@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.common.units import GIB
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES, TimeLimit
-from hf_memkit.units import GIB
 from tests.plan.made_plans import setup
 
 CHECKPOINTING = Alternative("checkpointing", "checkpointing", costs_time=True)

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from transformers import GPT2Config
 
-from hf_memkit.errors import ScriptFailed
-from hf_memkit.hardware import described_machine
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.errors import ScriptFailed
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.choices import choices_for
-from hf_memkit.plan.of_trace import lengths_of
-from hf_memkit.plan.planning import plan_script
+from hf_memkit.plan.judge_trace import lengths_of
+from hf_memkit.plan.make_plan import plan_script
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.traced_training import Outcome, TracedTraining
-from hf_memkit.script_overrides import Overrides
-from hf_memkit.user_script import UserScript
+from hf_memkit.setup.script_overrides import Overrides
 from tests.fewer import first
 
 pytestmark = pytest.mark.tracing

@@ -15,15 +15,15 @@ import psutil
 import pytest
 import torch
 
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine, gpu_of_size, this_machine
+from hf_memkit.catalog.hardware import Machine, gpu_of_size, this_machine
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import wording
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.verified import Verified
 from hf_memkit.plan.verify import refuse_unverifiable, verify
-from hf_memkit.user_script import UserScript
 from tests.plan.made_plans import CHECKPOINTING, plan, setup
 
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.user_script import UserScript
 
 Predict = Callable[..., Outcome]
 

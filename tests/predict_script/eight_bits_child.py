@@ -13,10 +13,10 @@ import bitsandbytes as bnb
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_memkit.prediction.child.fake_gpu import movable_modules
-from hf_memkit.prediction.child.kernel_rules import learn_counts
-from hf_memkit.prediction.child.libraries import outliers_are_few
-from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.gpu.fake_gpu import movable_modules
+from hf_memkit.prediction.child.libraries.library_rules import outliers_are_few
+from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 
 ROWS, INPUTS, OUTPUTS = 48, 64, 96

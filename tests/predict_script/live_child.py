@@ -14,7 +14,7 @@ from typing import Any
 from transformers import Trainer
 
 from hf_memkit import predict_trainer
-from hf_memkit.user_script import UserScript
+from hf_memkit.common.user_script import UserScript
 
 
 def main(result: str, *command: str) -> None:

@@ -20,13 +20,13 @@ from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.batch_shapes import shape_of, told_apart
-from hf_memkit.prediction.child.batches import chosen_batches, longest_row
-from hf_memkit.prediction.child.row_sizes import row_sizes
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
+from hf_memkit.prediction.child.training.batches import chosen_batches, longest_row
+from hf_memkit.prediction.child.training.row_sizes import row_sizes
 from tests.fewer import first
-from tests.predict.fake_and_real import _changes, peaks
 from tests.predict_script.conftest import Predict
+from tests.prediction.fake_and_real import _changes, peaks
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -115,7 +115,7 @@ def test_one_sample_twenty_times_as_long(kind: str) -> None:
 @pytest.mark.slow
 def test_a_sampler_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: a prediction that waits for its last batch."""
-    monkeypatch.setattr("hf_memkit.prediction.child.batches._PASSES_S", 0.2)
+    monkeypatch.setattr("hf_memkit.prediction.child.training.batches._PASSES_S", 0.2)
     chosen = chosen_batches(DataLoader(table(lengths_of()), batch_sampler=Endless(), collate_fn=padded))
     assert shape_of(chosen.worst) == "2 × 900 tokens" and chosen.rows == 2
 
@@ -209,7 +209,7 @@ def test_rows_that_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) 
 
     chosen = chosen_batches(DataLoader(Own(), 4, shuffle=True, collate_fn=padded))
     assert shape_of(chosen.worst) == "4 × 16 tokens" and "1,000 rows can give" in chosen.said
-    monkeypatch.setattr("hf_memkit.prediction.child.row_sizes.LIMIT_S", 0.1)
+    monkeypatch.setattr("hf_memkit.prediction.child.training.row_sizes.LIMIT_S", 0.1)
     assert "a sample of " in chosen_batches(DataLoader(Own(), 4, shuffle=True, collate_fn=padded)).said
 
 

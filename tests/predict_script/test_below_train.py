@@ -14,7 +14,7 @@ import huggingface_hub.constants
 import pytest
 
 from hf_memkit import predict_script
-from hf_memkit.prediction.child import leaves_nothing
+from hf_memkit.prediction.child.script import leaves_nothing
 from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
@@ -209,8 +209,8 @@ made(max_steps=4, save_strategy="no").train(resume_from_checkpoint="out/checkpoi
 """
 RECORDED = f"""{JOB}
 import json
-from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 made(max_steps=2, save_steps=2).train()
 trainer, tracer = made(max_steps=4, save_strategy="no"), StorageTracer("cpu")

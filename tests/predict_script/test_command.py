@@ -25,9 +25,9 @@ import pytest
 from hf_memkit import predict_script
 from hf_memkit.cli import main
 from hf_memkit.cli import predict_script as predict_script_command
-from hf_memkit.errors import InputError, ScriptFailed
+from hf_memkit.common.errors import InputError, ScriptFailed
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.run.script import _words
-from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.tracing
@@ -496,7 +496,7 @@ def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
     assert last(said).startswith("memkit: error: train.py") and why in last(said), said
     assert "predict" not in last(said)
     assert beside in said + written
-    assert "hf_memkit" not in said and "child/script.py" not in said + written
+    assert "hf_memkit" not in said and "child/script/script.py" not in said + written
 
 
 @pytest.mark.parametrize("verb", ["predict", "plan"])

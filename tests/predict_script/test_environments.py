@@ -19,23 +19,24 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit import boot, predict_script
+from hf_memkit import predict_script
+from hf_memkit.catalog.environments import find_environment, refuse_too_old
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.catalog.library_versions import OLDEST
 from hf_memkit.cli import main, predict_environments
-from hf_memkit.compat import OLDEST
-from hf_memkit.environments import find_environment, refuse_too_old
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import described_machine
-from hf_memkit.job import Job
+from hf_memkit.common import boot
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import format_size
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.comparison import compare
-from hf_memkit.prediction.predicting import from_trace
-from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.from_setup import from_trace
+from hf_memkit.prediction.trace.request import ScriptRequest
+from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.setup import Setup
-from hf_memkit.units import format_size
-from hf_memkit.user_script import UserScript
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.setup import Setup
 from tests.conftest import ROOT
-from tests.predict.fake_and_real import _changes, peaks
+from tests.prediction.fake_and_real import _changes, peaks
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -116,8 +116,8 @@ LOGITS: Final = 2 * 16 * 1000 * 4
 ON_GPU: Final = JOB.replace('"use_cpu": True, ', "")
 REAL: Final = f"""{JOB}
 import json
-from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 found = {{}}
 for name in {NAMES!r}:
@@ -323,7 +323,7 @@ trainer.train()
 def test_a_long_evaluation_ends(predict: Predict, library: dict[str, str], within: bool) -> None:
     """Would notice: an evaluator of thousands of texts that runs to its end, within a training or above it."""
     code = f"""{EVALUATOR}
-from hf_memkit.prediction.child import library_evaluations
+from hf_memkit.prediction.child.training import library_evaluations
 library_evaluations._LIMIT_S = 0.5
 evaluator, calls = Similarity(4), []
 class Long(type(trainer)):

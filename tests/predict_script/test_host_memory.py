@@ -14,8 +14,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_memkit import predict_script
-from hf_memkit.prediction.child.host_memory import HostWatch
-from hf_memkit.units import GIB, MIB
+from hf_memkit.common.units import GIB, MIB
+from hf_memkit.prediction.child.tracer.host_memory import HostWatch
 from tests.predict_script.conftest import Predict
 
 pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
@@ -38,7 +38,7 @@ Trainer(model, TrainingArguments("out", max_steps=2, report_to="none", save_stra
 """
 MEASURED: Final = """
 import json
-from hf_memkit.prediction.child.host_memory import anonymous_bytes
+from hf_memkit.prediction.child.tracer.host_memory import anonymous_bytes
 
 most = {}
 def measured(name, make):

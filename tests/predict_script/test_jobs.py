@@ -18,17 +18,17 @@ from typing import Any, Final
 
 import pytest
 
-from hf_memkit.hardware import described_machine
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import from_script
 from hf_memkit.prediction.split_states import bucket_bytes, one_rank
-from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.trace.request import Device, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.user_script import UserScript
-from hf_memkit.zero.process_group import single_process_environment
+from hf_memkit.setup.process_group import single_process_environment
 from tests.fewer import first, some
-from tests.predict.fake_and_real import _changes, peaks
-from tests.predict.test_child_libraries import alive
+from tests.prediction.fake_and_real import _changes, peaks
+from tests.prediction.test_child_libraries import alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

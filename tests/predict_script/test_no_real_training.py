@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.prediction.child.training_commands import training_command
+from hf_memkit.prediction.child.script.training_commands import training_command
 from tests.predict_script.conftest import Predict
 from tests.predict_script.test_command import TINY
 

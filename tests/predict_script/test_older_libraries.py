@@ -14,11 +14,11 @@ from typing import Final
 import pytest
 import typer
 
-from hf_memkit import boot
-from hf_memkit.memory.records import read_records, steps
-from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.common import boot
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.measuring.memory.records import read_records, steps
+from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
 from tests.predict_script.conftest import prepared
 from tests.predict_script.test_jobs import EXACT, by_phase, check_job, started

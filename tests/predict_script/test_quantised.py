@@ -17,10 +17,10 @@ from typing import Any, Final
 import pytest
 
 from benchmarks import published_models
+from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.traced_training import Outcome, Untrained
-from hf_memkit.units import GIB, format_size
-from tests.predict.test_child_libraries import alive, most
 from tests.predict_script.conftest import Predict
+from tests.prediction.test_child_libraries import alive, most
 
 pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_memkit.prediction.child import checkpoints
-from hf_memkit.prediction.replay import replay
+from hf_memkit.prediction.allocator.replay import replay
+from hf_memkit.prediction.child.libraries import checkpoints
 from hf_memkit.prediction.traced_training import Outcome, Untrained
 from tests.predict_script.conftest import Predict
 

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from hf_memkit.gpu_rates import RATES
-from hf_memkit.prediction.step_time import step_time
-from hf_memkit.prediction.work import Work
+from hf_memkit.catalog.gpu_rates import RATES
+from hf_memkit.prediction.time.step_time import step_time
+from hf_memkit.prediction.trace.work import Work
 from tests.predict_script.conftest import Predict
 
 pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_memkit.compat import current_name
-from hf_memkit.presets.files import ArgumentFile, argument_file
-from hf_memkit.presets.outside import SCRIPTS, outside_lines
-from hf_memkit.setup import Setup
+from hf_memkit.catalog.library_versions import current_name
+from hf_memkit.presets.argument_file import ArgumentFile, argument_file
+from hf_memkit.presets.not_in_file import SCRIPTS, outside_lines
+from hf_memkit.setup.setup import Setup
 
 SETTINGS: dict[str, Any] = {
     "arguments.activation_checkpointing": True,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hf_memkit import compat
-from hf_memkit.argument_values import checked, misspelt, unknown
-from hf_memkit.compat import fields, to_installed_arguments
-from hf_memkit.errors import SettingError
-from hf_memkit.former_arguments import _SUCCESSORS, ever_fields, former_arguments
-from hf_memkit.presets.own import settle
-from hf_memkit.setup import Setup
+from hf_memkit.catalog import library_versions
+from hf_memkit.catalog.argument_values import checked, misspelt, unknown
+from hf_memkit.catalog.former_arguments import _SUCCESSORS, ever_fields, former_arguments
+from hf_memkit.catalog.library_versions import fields, to_installed_arguments
+from hf_memkit.common.errors import SettingError
+from hf_memkit.presets.users_values import settle
+from hf_memkit.setup.setup import Setup
 
 
 def setup_of(**settings: Any) -> Setup:
@@ -179,18 +179,21 @@ def test_a_name_that_nearly_is_a_field_is_told_from_one_of_its_own(name: str, fi
     assert list(misspelt(name)) == field
 
 
-NEEDS_TRL = pytest.mark.skipif(not compat.trl_classes(), reason="TRL is not installed")
+NEEDS_TRL = pytest.mark.skipif(not library_versions.trl_classes(), reason="TRL is not installed")
 
 
 @NEEDS_TRL
 def test_no_field_of_the_installed_libraries_is_a_former_one() -> None:
     """And each successor is a field."""
-    for owner, names in {"TrainingArguments": compat.argument_types(), **compat.trl_classes()}.items():
+    for owner, names in {
+        "TrainingArguments": library_versions.argument_types(),
+        **library_versions.trl_classes(),
+    }.items():
         assert former_arguments(dict.fromkeys(names, 1)) == {}, owner
-    assert set(compat.argument_types()) <= ever_fields("transformers"), "run scripts/argument_fields.py"
+    assert set(library_versions.argument_types()) <= ever_fields("transformers"), "run scripts/argument_fields.py"
     for former, successor in _SUCCESSORS.items():
         assert re.match(r"\w+", successor)[0] in fields(), former  # type: ignore[index]
-        assert "=" not in former and former not in compat.argument_types()
+        assert "=" not in former and former not in library_versions.argument_types()
 
 
 @NEEDS_TRL

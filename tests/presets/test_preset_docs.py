@@ -11,9 +11,9 @@ import pytest
 
 from hf_memkit import preset
 from hf_memkit.cli.main import main
-from hf_memkit.errors import InputError
+from hf_memkit.common.errors import InputError
 from hf_memkit.prediction import Prediction
-from hf_memkit.setup import Setup
+from hf_memkit.setup.setup import Setup
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "presets.md").read_text()
@@ -26,7 +26,7 @@ def _without_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(setup: Setup) -> Prediction:
         raise InputError("not here")
 
-    monkeypatch.setattr("hf_memkit.presets.resolve.predict", refuses)
+    monkeypatch.setattr("hf_memkit.presets.for_model.predict", refuses)
 
 
 def test_the_commands_of_the_page_are_accepted(

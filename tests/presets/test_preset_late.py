@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.training_args import OptimizerNames
 
 from hf_memkit import preset
-from hf_memkit.errors import RunError, SettingError
+from hf_memkit.common.errors import RunError, SettingError
 from tests.conftest import Memkit
 
 CPU = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}

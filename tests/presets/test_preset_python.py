@@ -11,12 +11,12 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from hf_memkit import PresetSetup, preset
-from hf_memkit.errors import InputError, MissingPackageError, RunError, SettingError
-from hf_memkit.job import process_row
+from hf_memkit.common.errors import InputError, MissingPackageError, RunError, SettingError
+from hf_memkit.common.units import format_gib
 from hf_memkit.presets import PRESETS
-from hf_memkit.presets.outside import outside_lines
-from hf_memkit.technique import TECHNIQUES, wrong_value
-from hf_memkit.units import format_gib
+from hf_memkit.presets.not_in_file import outside_lines
+from hf_memkit.setup.job import process_row
+from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
 from tests.tiny_trainer import samples
 
 CPU: dict[str, Any] = {

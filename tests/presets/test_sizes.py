@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import GIB
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.prediction import with_rest
 from hf_memkit.presets.sizes import MOST_TRACES, find_largest, fits
-from hf_memkit.units import GIB
-from tests.predict.test_prediction import made
+from tests.prediction.test_prediction import made
 
 MACHINE = Machine(gpu_of_size("24GB"), ram_bytes=GIB, disk_free_bytes=GIB, disk_path=".", cpu_count=2)
 BATCHES = (*range(1, 8), *range(8, 4097, 8))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.memory.records import read_records, steps
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
+from hf_memkit.measuring.memory.records import read_records, steps
 from tests.fewer import some
 from tests.run.conftest import HERE, Ended, Started
 

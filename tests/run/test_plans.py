@@ -17,10 +17,10 @@ import yaml
 from safetensors.torch import load_file
 
 from hf_memkit.cli import main
-from hf_memkit.memory.records import read_records
-from hf_memkit.report.load import load_run
-from hf_memkit.report.text import text_report
-from hf_memkit.user_script import UserScript
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.measuring.memory.records import read_records
+from hf_memkit.measuring.report.load import load_run
+from hf_memkit.measuring.report.text import text_report
 from tests.clients.clients import COMMON, SCRIPTS
 from tests.clients.inputs import make_inputs
 from tests.run.conftest import Start
@@ -48,7 +48,7 @@ def ran(folder: Path, script: Path, *arguments: str, by: Path | None = None) -> 
     if not child:
         code = 1
         try:
-            torch.set_num_threads(1)  # before threads of this process ask for torch's pool (child/forks.py)
+            torch.set_num_threads(1)  # before threads of this process ask for torch's pool (child/script/forks.py)
             os.chdir(folder)
             os.environ.update(HF_HOME=str(folder / "cache"), HF_DATASETS_CACHE=str(folder / "cache"))
             sys.stderr = (folder / "err").open("w")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hf_memkit.deepspeed.wiring import DeepSpeedWiring
 from hf_memkit.run.folder import RecipeRun, folder_of, written_run
-from hf_memkit.zero.wiring import DeepSpeedWiring
 from tests.conftest import Quick
 
 SHORT = ("recipe", "gpt2-on-16gb", "--variant", "lora", "--max-steps", "2")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.memory.records import read_records
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
+from hf_memkit.measuring.memory.records import read_records
 from tests.run.conftest import ROOT, Start
 
 MEMKIT = ("-m", "hf_memkit", "run")

@@ -95,7 +95,7 @@ def main():
     Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():
         # Else, and after torch's own destroy_process_group, a thread of gloo's aborts the process now and then.
-        from hf_memkit.zero.process_group import leave_process_group
+        from hf_memkit.setup.process_group import leave_process_group
 
         leave_process_group()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective
-from tests.memory.live_storages import LiveStorages
+from tests.measuring.memory.live_storages import LiveStorages
 
 LAYERS, WIDTH, LENGTH, ROWS = 6, 64, 96, 2
 

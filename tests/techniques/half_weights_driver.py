@@ -11,8 +11,8 @@ from typing import Any
 
 
 def main() -> None:
-    from hf_memkit.zero import ops
-    from hf_memkit.zero.process_group import single_process_environment
+    from hf_memkit.deepspeed import ops
+    from hf_memkit.setup.process_group import single_process_environment
 
     os.environ.update(single_process_environment(), DS_ACCELERATOR="cpu")
     ops.build(("deepspeed_shm_comm",), print, cpu=True)
@@ -22,11 +22,11 @@ def main() -> None:
     import torch
     from transformers import Trainer
 
-    from hf_memkit import techniques
-    from hf_memkit.setup import Setup
-    from hf_memkit.technique import TECHNIQUES
-    from tests.check.configs import ds
-    from tests.check.real import arguments, model, rows
+    from hf_memkit.setup import techniques
+    from hf_memkit.setup.setup import Setup
+    from hf_memkit.setup.techniques.registry import TECHNIQUES
+    from tests.checks.configs import ds
+    from tests.checks.real import arguments, model, rows
     from tests.techniques.jobs import gpt2_job
 
     assert techniques  # imported for the registry that it fills

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.job import Job
-from hf_memkit.models import describe
-from hf_memkit.units import GIB
+from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.catalog.models import describe
+from hf_memkit.common.units import GIB
+from hf_memkit.setup.job import Job
 
 MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 

@@ -9,9 +9,9 @@ import torch
 from torch import distributed
 from transformers import Trainer
 
-from hf_memkit.setup import Setup
-from hf_memkit.techniques.replicas import data_parallel
-from hf_memkit.train import build_arguments
+from hf_memkit.setup.build import build_arguments
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.replicas import data_parallel
 from tests.techniques.jobs import gpt2_job
 from tests.tiny_trainer import samples, tiny_gpt2
 

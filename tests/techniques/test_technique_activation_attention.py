@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
+from hf_memkit.catalog.hardware import named_gpu
 from hf_memkit.components.fused_gelu import install
-from hf_memkit.hardware import named_gpu
-from hf_memkit.setup import Setup
-from hf_memkit.technique import find_technique
-from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.activation_functions import COMPOSED, activation_of
+from hf_memkit.setup.techniques.registry import find_technique
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
 
 from hf_memkit import preset
-from hf_memkit.compat import to_installed_arguments
-from hf_memkit.hardware import named_gpu
-from hf_memkit.models import ModelFacts, describe
+from hf_memkit.catalog.hardware import named_gpu
+from hf_memkit.catalog.library_versions import to_installed_arguments
+from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.presets import apply_preset
-from hf_memkit.techniques.ledger import (
+from hf_memkit.setup.techniques.setup_ledger import (
     adapter_parameters,
     copied_parameters,
     dequantised_bytes,

@@ -14,11 +14,10 @@ import torch
 
 from hf_memkit import preset
 from hf_memkit.checks import Subject, check
-from hf_memkit.errors import SettingError
-from hf_memkit.job import Job
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.allocator import (
+from hf_memkit.common.errors import SettingError
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.allocator import (
     _KNOWN,
     OLD_VARIABLES,
     VARIABLE,
@@ -28,6 +27,7 @@ from hf_memkit.techniques.allocator import (
     too_late,
     user_settings,
 )
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.techniques.jobs import gpt2_job
 
 KEY = f"environment.{VARIABLE}"
@@ -155,7 +155,7 @@ def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPa
 
 STARTED = """
 import torch
-from hf_memkit.techniques.allocator import set_allocator
+from hf_memkit.setup.techniques.allocator import set_allocator
 torch.cuda.is_initialized, torch.cuda.memory_reserved = lambda: True, lambda: 0
 assert set_allocator("expandable_segments:True", print, {})
 print(torch._C._accelerator_getAllocatorSettings())

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit.errors import InputError
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.batch import scaled_learning_rate
+from hf_memkit.common.errors import InputError
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.batch import scaled_learning_rate
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import VOCABULARY, causal_model

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_memkit import compat
+from hf_memkit.catalog import library_versions
 from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
-from hf_memkit.setup import Setup
-from hf_memkit.technique import find_technique
-from hf_memkit.train.trainer import build_arguments, install_model_parts, trainer_options
+from hf_memkit.setup.build.trainer import build_arguments, install_model_parts, trainer_options
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import find_technique
 from tests.techniques.checkpointed_models import LAYERS, WAYS, config_of, model_of, one_pass, with_lora
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
@@ -248,7 +248,7 @@ def test_the_old_name_set_late_is_found_out(tmp_path: Path) -> None:
     given = verify_checkpointing.trainer_options(model=model, processing_class=None, arguments=arguments)
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, **given)
-    if "activation_checkpointing" not in compat.to_installed_arguments({"activation_checkpointing": True}):
+    if "activation_checkpointing" not in library_versions.to_installed_arguments({"activation_checkpointing": True}):
         trainer.train()
         return
     with pytest.raises(RuntimeError, match="gradient_checkpointing is False"):
@@ -279,7 +279,7 @@ def test_a_function_among_the_arguments_breaks_their_json() -> None:
     """Why selective checkpointing is a part."""
     arguments = TrainingArguments(
         output_dir="unused", use_cpu=True, report_to="none",
-        **compat.to_installed_arguments({
+        **library_versions.to_installed_arguments({
             "activation_checkpointing": True, "activation_checkpointing_kwargs": {"context_fn": print},
         }),
     )  # fmt: skip

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_memkit.ledger import Ledger
-from hf_memkit.setup import Setup
-from hf_memkit.technique import find_technique
-from hf_memkit.techniques.ledger import rows
-from hf_memkit.units import MIB
+from hf_memkit.common.units import MIB
+from hf_memkit.setup.ledger import Ledger
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import find_technique
+from hf_memkit.setup.techniques.setup_ledger import rows
 from tests.techniques.checkpointed_models import LAYERS, LENGTH, ROWS, WAYS, WIDTH, model_of, one_pass
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves

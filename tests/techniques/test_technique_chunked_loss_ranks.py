@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hf_memkit.zero import ops
+from hf_memkit.deepspeed import ops
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.operators

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from hf_memkit.components import packed_batches, pad_batches
-from tests.check.proofs_sequences import SHAPES, tiny
+from tests.checks.proofs_sequences import SHAPES, tiny
 from tests.techniques.tiny_models import causal_model, part
 
 

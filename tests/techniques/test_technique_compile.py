@@ -13,12 +13,12 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
+from hf_memkit.catalog.hardware import named_gpu
+from hf_memkit.common.errors import SettingError
 from hf_memkit.components import recompilation_guard
-from hf_memkit.errors import SettingError
-from hf_memkit.hardware import named_gpu
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.compiling import BACKENDS, MODES, RETIRED
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.compiling import BACKENDS, MODES, RETIRED
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves

@@ -9,9 +9,9 @@ from functools import cache
 
 from hf_memkit.checks import RULES
 from hf_memkit.presets import PRESETS
-from hf_memkit.setup import Setup
-from hf_memkit.technique import FAMILIES, TECHNIQUES, Technique
-from hf_memkit.train import needed_packages
+from hf_memkit.setup.build import needed_packages
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
 from tests.conftest import ROOT
 from tests.techniques.jobs import gpt2_job
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_memkit.recipe.schema import read_recipe
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.recipes.schema import read_recipe
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.conftest import ROOT, load_script
 
 

@@ -15,11 +15,11 @@ from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArgum
 
 from hf_memkit import preset
 from hf_memkit.checks.rules.evaluation import cache_bytes
+from hf_memkit.common.errors import SettingError
 from hf_memkit.components import streamed_metrics
 from hf_memkit.components.pad_batches import PadBatches
-from hf_memkit.errors import SettingError
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import VOCABULARY, causal_model
@@ -187,7 +187,7 @@ def test_settings_and_a_value_that_is_none() -> None:
 
 
 def test_each_beam_has_a_cache_of_its_own() -> None:
-    """tests/check/proofs_evaluation.py compares the formula with what a real generate() holds."""
+    """tests/checks/proofs_evaluation.py compares the formula with what a real generate() holds."""
     plain = {"num_attention_heads": 4}
     one = cache_bytes(plain, batch=2, beams=1, tokens=100, layers=3, width=32)
     assert one == 2 * 2 * 2 * 100 * 3 * 4 * 8

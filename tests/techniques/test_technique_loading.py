@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from hf_memkit.errors import RunError
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.loading import PREFETCH, prefetched_bytes
-from hf_memkit.train.model import build_model, model_options
-from hf_memkit.units import MIB
+from hf_memkit.common.errors import RunError
+from hf_memkit.common.units import MIB
+from hf_memkit.setup.build.model import build_model, model_options
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.loading import PREFETCH, prefetched_bytes
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import VOCABULARY, causal_model

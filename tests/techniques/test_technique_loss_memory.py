@@ -9,7 +9,7 @@ import torch
 
 from hf_memkit.components import chunked_loss_sum as summed
 from hf_memkit.components.chunked_loss import install
-from hf_memkit.techniques.loss import chunk_tokens_for
+from hf_memkit.setup.techniques.loss import chunk_tokens_for
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import batch, causal_model

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torchao.optim import AdamW4bit as TorchaoAdamW4bit
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 
+from hf_memkit.catalog.optimizers import Options, Shapes, find_optimizer
 from hf_memkit.components.low_bit_adamw import AdamW4bit, AdamW8bit
-from hf_memkit.optimizers import Options, Shapes, find_optimizer
 
 pytestmark = pytest.mark.bf16
 

@@ -14,16 +14,16 @@ from torchao.optim import CPUOffloadOptimizer
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit import Setup, preset
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.common.errors import RunError
 from hf_memkit.components.cpu_offload_optimizer import CPUOffloadAdamW
 from hf_memkit.components.cpu_offload_optimizer import trainer_options as part_options
-from hf_memkit.errors import RunError
-from hf_memkit.hardware import Machine
-from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.schema import Recipe
-from hf_memkit.request import Request
-from hf_memkit.techniques.ledger import offloaded_parameters
-from hf_memkit.train import build_arguments, trainer_options
-from tests.recipe.resolving import resolve
+from hf_memkit.recipes.rehearse import rehearse
+from hf_memkit.recipes.schema import Recipe
+from hf_memkit.setup.build import build_arguments, trainer_options
+from hf_memkit.setup.request import Request
+from hf_memkit.setup.techniques.setup_ledger import offloaded_parameters
+from tests.recipes.resolving import resolve
 from tests.techniques.proving import proves
 from tests.techniques.standin_streams import standin_streams
 from tests.tiny_trainer import samples, tiny_gpt2

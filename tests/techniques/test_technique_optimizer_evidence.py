@@ -10,8 +10,8 @@ import pytest
 from benchmarks.optimizer_arms import ARMS
 from benchmarks.optimizer_bytes import make_setup
 from benchmarks.optimizer_curves import OUT
-from hf_memkit.optimizers import find_optimizer
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.catalog.optimizers import find_optimizer
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 
 EVIDENCE: dict[str, Any] = json.loads(OUT.read_text("utf-8"))
 CURVES = [name for name, one in TECHNIQUES.items() if one.family == "optimizers" and one.proof == "curve"]

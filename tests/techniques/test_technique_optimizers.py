@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.optimizer_bytes import Measured, make_setup, make_trainer, measure
+from hf_memkit.catalog.optimizers import OPTIMIZERS, Options, Shapes, States, find_optimizer
 from hf_memkit.checks import Subject, check
-from hf_memkit.optimizers import OPTIMIZERS, Options, Shapes, States, find_optimizer
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.ledger import optimizer_of, state_source, states_of
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import TECHNIQUES
+from hf_memkit.setup.techniques.setup_ledger import optimizer_of, state_source, states_of
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.proving import proves
 
@@ -164,7 +164,7 @@ def test_embeddings_keep_32_bits_under_bitsandbytes_only() -> None:
 
 
 def test_adapters_are_what_is_counted() -> None:
-    from hf_memkit.models import describe
+    from hf_memkit.catalog.models import describe
 
     facts = describe("llama", architecture=LLAMA, use_hub=False)
     setup = Setup(preset="x").put("adapter.r", 4, "why").put("adapter.target_modules", "all-linear", "why")
@@ -190,7 +190,7 @@ def test_foreach_holds_a_copy_of_the_parameters_and_the_others_do_not() -> None:
 def test_no_technique_breaks_a_rule_about_optimizers(name: str) -> None:
     dtype = "bfloat16" if name.endswith("stochastic") else "float32"
     setup = make_setup(name, architecture(name), dtype)
-    from hf_memkit.models import describe
+    from hf_memkit.catalog.models import describe
 
     facts = describe(architecture(name)["model_type"], architecture=architecture(name), use_hub=False)
     found = check(replace(Subject.of_setup(setup), model=facts))
@@ -203,8 +203,8 @@ def test_large_batches_scale_the_learning_rate_as_their_papers_say(name: str, la
     values = {"reference_batch_size": 32, "reference_learning_rate": 0.01}
     from dataclasses import replace
 
-    from hf_memkit.hardware import Machine
-    from hf_memkit.job import Job
+    from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.setup.job import Job
 
     machine = Machine(None, ram_bytes=1, disk_free_bytes=1, disk_path="/", cpu_count=1)
     job = Job(None, machine, 16, 8, "/tmp", values, gpus=4, accumulation=4)

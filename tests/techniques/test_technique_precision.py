@@ -14,9 +14,9 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.parameter_bytes import PARAMETER_BYTES
-from hf_memkit.hardware import named_gpu
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.catalog.hardware import named_gpu
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.conftest import ROOT
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.setup import Setup
-from hf_memkit.techniques.replicas import data_parallel
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.replicas import data_parallel
 from tests.techniques import replicas_worker
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves

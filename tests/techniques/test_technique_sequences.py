@@ -15,12 +15,12 @@ from transformers import (
 )
 
 from hf_memkit import preset
+from hf_memkit.catalog.hardware import named_gpu
+from hf_memkit.common.errors import SettingError
 from hf_memkit.components import check_length_grouping, packed_batches, pad_batches
-from hf_memkit.errors import SettingError
-from hf_memkit.hardware import named_gpu
-from hf_memkit.setup import Setup
-from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.sequences import multiple_for, odd_sizes, packed_mask_bytes
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import TECHNIQUES
+from hf_memkit.setup.techniques.sequences import multiple_for, odd_sizes, packed_mask_bytes
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves

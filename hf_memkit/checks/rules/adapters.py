@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.adapter_layers import adapted
+from hf_memkit.catalog.adapter_layers import adapted
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.ledger import (
+from hf_memkit.common.units import format_size
+from hf_memkit.setup.techniques.setup_ledger import (
     EMBEDDINGS,
     copied_parameters,
     quantised_bytes,
     quantised_layers,
 )
-from hf_memkit.units import format_size
 
 _LORA: Final = ("lora", "qlora")
 _QUANTIZATION: Final = "model.quantization"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.allocator import VARIABLE, of_no_use, refused_by_torch
+from hf_memkit.setup.techniques.allocator import VARIABLE, of_no_use, refused_by_torch
 
 _KEY = f"environment.{VARIABLE}"
 

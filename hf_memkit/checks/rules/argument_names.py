@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.argument_values import misspelt, unknown
+from hf_memkit.catalog.argument_values import misspelt, unknown
+from hf_memkit.catalog.former_arguments import ever_fields, former_arguments, trl_in_use
+from hf_memkit.catalog.library_versions import accelerate_keys
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.compat import accelerate_keys
-from hf_memkit.former_arguments import ever_fields, former_arguments, trl_in_use
 
 _PARSER: Final = "transformers 5.23.0: hf_argparser.py 382"
 

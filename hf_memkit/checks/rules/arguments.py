@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hf_memkit.catalog.former_arguments import trl_in_use
+from hf_memkit.catalog.library_versions import argument_types
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
-from hf_memkit.compat import argument_types
-from hf_memkit.former_arguments import trl_in_use
 
 
 @any_job.error(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
-from hf_memkit.units import format_size
+from hf_memkit.common.units import format_size
+from hf_memkit.setup.techniques.activation_functions import COMPOSED, activation_of
 
 _KEY = "model.attn_implementation"
 _FUSED = "model_parts.fused_gelu"

@@ -16,7 +16,7 @@ LOSS_NOT_SCALED: Final = (
     "musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "trocr", "whisper", "xlm", "xlnet",
 )  # fmt: skip
 """Types of causal models whose forward takes `num_items_in_batch` among its `**kwargs` and leaves it unread
-(transformers 5.23.0: models/*/modeling_*.py; tests/check/proofs_choices.py looks for them)."""
+(transformers 5.23.0: models/*/modeling_*.py; tests/checks/proofs_choices.py looks for them)."""
 
 MEAN_OF_MEANS: Final = ("gemma3n", "gemma4", "gemma4_unified")
 """Types of causal models with `accepts_loss_kwargs = False` (transformers 5.23.0)."""

@@ -7,8 +7,8 @@ from typing import Final
 
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
-from hf_memkit.units import format_size
-from hf_memkit.zero.split import split
+from hf_memkit.common.units import format_size
+from hf_memkit.deepspeed.split import split
 
 BUCKET_SHARE: Final = 0.1
 """Share of the GPU above which gradient buckets count as a mistake. A judgement: ZeRO-R asks for a constant size,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.adapter_layers import adapter_tensors
+from hf_memkit.catalog.adapter_layers import adapter_tensors
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
-from hf_memkit.ledger import Ledger, Row
-from hf_memkit.units import MIB, format_size
-from hf_memkit.zero.ledger import zero_ledger
-from hf_memkit.zero.stage_3 import SWAP_BUFFERS
+from hf_memkit.common.units import MIB, format_size
+from hf_memkit.deepspeed.engine_ledger import zero_ledger
+from hf_memkit.deepspeed.stage_3 import SWAP_BUFFERS
+from hf_memkit.setup.ledger import Ledger, Row
 
 _ZERO = "zero_optimization"
 
@@ -33,7 +33,7 @@ def _largest(rows: list[Row]) -> str:
 @deepspeed.error(
     why="weights, gradients, states and buffers alone need more than the GPU has",
     fix="use a higher stage or offload more; `memkit ds list` shows what each preset saves",
-    source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
+    source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
 )
 def card_too_small(subject: Subject) -> Iterator[Found]:
     ledger, gpu = _ledger(subject), subject.gpu
@@ -49,7 +49,7 @@ def card_too_small(subject: Subject) -> Iterator[Found]:
 @deepspeed.error(
     why="the offloaded parts need more RAM than the machine has; the kernel silently kills the process",
     fix="offload to NVMe, or offload less; without pin_memory DeepSpeed does not round blocks up to powers of two",
-    source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
+    source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
 )
 def ram_too_small(subject: Subject) -> Iterator[Found]:
     ledger = _ledger(subject)
@@ -85,7 +85,7 @@ def memlock_too_small(subject: Subject) -> Iterator[Found]:
 @deepspeed.error(
     why="the swap files need more space than the disk has free",
     fix="free space, or write another folder",
-    source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
+    source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
 )
 def disk_too_small(subject: Subject) -> Iterator[Found]:
     ledger = _ledger(subject)

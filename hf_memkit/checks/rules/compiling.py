@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
-from hf_memkit.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
+from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
 
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 

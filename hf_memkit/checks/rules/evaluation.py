@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.units import format_size
+from hf_memkit.common.units import format_size
 
 _FOR_METRICS: Final = ("inputs", "loss")
 

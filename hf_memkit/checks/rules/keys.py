@@ -8,7 +8,7 @@ from typing import Final
 from hf_memkit.checks.deepspeed_keys import REMOVED, RENAMED, key_at, places_of, section_at, section_name
 from hf_memkit.checks.rule import Found, Severity, any_job, deepspeed
 from hf_memkit.checks.subject import Subject, walk
-from hf_memkit.errors import did_you_mean
+from hf_memkit.common.errors import did_you_mean
 
 _DEPRECATED: Final[dict[str, tuple[Severity, str, str]]] = {
     "zero_optimization.cpu_offload": (

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.catalog.library_versions import accelerate_keys, accelerate_options_for_deepspeed, accelerate_values
 from hf_memkit.checks.accelerate_files import SECTION, own_engine
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.compat import accelerate_keys, accelerate_options_for_deepspeed, accelerate_values
-from hf_memkit.errors import did_you_mean
+from hf_memkit.common.errors import did_you_mean
 
 _CONVERTED: Final = frozenset({"dynamo_backend", "fp16"})
 """Former keys that accelerate still reads (accelerate 1.15.0: commands/config/config_args.py, `process_config`)."""

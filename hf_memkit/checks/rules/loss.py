@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from hf_memkit.catalog.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.errors import did_you_mean
-from hf_memkit.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
+from hf_memkit.common.errors import did_you_mean
 
 _CHUNKED = "model_parts.chunked_loss"
 _PATCHING = "liger-kernel 0.8.5: transformers/monkey_patch.py"

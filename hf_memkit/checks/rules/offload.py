@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
-from hf_memkit.zero.split import split, sub_groups
+from hf_memkit.deepspeed.split import split, sub_groups
 
 _OPTIMIZER = "zero_optimization.offload_optimizer"
 _PARAM = "zero_optimization.offload_param"

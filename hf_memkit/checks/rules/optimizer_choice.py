@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from hf_memkit.catalog.optimizers import techniques_of
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.subject import Subject
-from hf_memkit.optimizers import techniques_of
 
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
 _LOW_RANK: Final = techniques_of(lambda row: row.low_rank)

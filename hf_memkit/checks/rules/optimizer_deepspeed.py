@@ -8,7 +8,7 @@ from hf_memkit.checks.deepspeed_keys import REMOVED_OPTIMIZERS
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
-from hf_memkit.zero.optimizer import stepping_optimizer
+from hf_memkit.deepspeed.optimizer import stepping_optimizer
 
 _LAST_WITH_1_BIT = (0, 19, 6)
 

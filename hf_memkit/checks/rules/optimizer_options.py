@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.catalog.optimizers import Optimizer, find_optimizer, techniques_of
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.compat import is_on
-from hf_memkit.optimizers import Optimizer, find_optimizer, techniques_of
 
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
 
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
 _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
-"""Trainer's argument → the optimizer's parameter that receives it (`hf_memkit.train.trainer`)."""
+"""Trainer's argument → the optimizer's parameter that receives it (`hf_memkit.setup.build.trainer`)."""
 _RATE_OF_SGD: Final = 0.01
 """A learning rate from here on was chosen for SGD: AdamW's are far below."""
 

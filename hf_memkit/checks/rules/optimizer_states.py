@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hf_memkit.catalog.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.rules.optimizer_options import (
     UNSEEN,
@@ -14,7 +15,6 @@ from hf_memkit.checks.rules.optimizer_options import (
 )
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
-from hf_memkit.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
 
 _TRAINER = "transformers 5.23.0: trainer_optimizer.py"
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, Final
 
+from hf_memkit.catalog.library_versions import argument_types
+from hf_memkit.catalog.optimizers import install_command
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.rules.scripts import is_for_trl
 from hf_memkit.checks.subject import Subject
-from hf_memkit.compat import argument_types
-from hf_memkit.optimizers import install_command
 
 _FILE: Final = "transformers 5.23.0: training_args.py"
 

@@ -52,7 +52,7 @@ def evaluation_only(subject: Subject) -> Iterator[Found]:
     source="deepspeed 0.19.8: runtime/engine.py 5675, `param.detach().cpu()`, which copies from a GPU only",
 )
 def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
-    own_script = bool(subject.arguments_file)  # a recipe's run fixes it: hf_memkit/zero/wiring.py
+    own_script = bool(subject.arguments_file)  # a recipe's run fixes it: hf_memkit/deepspeed/wiring.py
     on_cpu = subject.on("use_cpu")
     if own_script and on_cpu and subject.zero.swaps_parameters and subject.at(_GATHER) is True:
         yield Found(_GATHER, True)
@@ -60,7 +60,8 @@ def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
 
 @deepspeed.warning(
     why="with the optimizer on NVMe a resume silently loses Adam's moments and the master weights of biases and norms",
-    fix="add the callback hf_memkit.zero.nvme_resume.RestoreSwappedStates, which restores them; recipes include it",
+    fix="add the callback hf_memkit.deepspeed.nvme_resume.RestoreSwappedStates, which restores them; "
+    "recipes include it",
     source="deepspeed 0.19.8: runtime/engine.py 4469-4482: it copies files that the new optimizer has no state for",
 )
 def resume_from_nvme(subject: Subject) -> Iterator[Found]:

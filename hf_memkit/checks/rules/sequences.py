@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import ABSENT, Subject
-from hf_memkit.techniques.sequences import LEAKING
+from hf_memkit.setup.techniques.sequences import LEAKING
 
 _PACKED: Final = "trainer_parts.packed_batches"
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
@@ -158,7 +158,7 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
 @any_job.warning(
     why="a text recipe's data are full blocks of equal length: nothing is padded, so there is nothing to save",
     fix="leave the technique out",
-    source="hf_memkit/recipe/packing.py, Blocks",
+    source="hf_memkit/recipes/packing.py, Blocks",
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),
 )
 def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:

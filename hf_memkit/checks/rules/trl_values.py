@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from hf_memkit.catalog.former_arguments import trl_in_use
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.former_arguments import trl_in_use
 
 _DEFAULTS: Final[Mapping[str, int]] = {
     # transformers 5.23.0: training_args.py; trl 1.16.0 leaves them

@@ -10,7 +10,7 @@ from typing import Any, Final
 from hf_memkit.checks.deepspeed_keys import CASE_MATTERS, OPTIMIZERS, SCHEDULERS, TORCH_SCHEDULERS, Key, key_at
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject, walk
-from hf_memkit.errors import did_you_mean
+from hf_memkit.common.errors import did_you_mean
 
 FILLED = frozenset({
     "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping",

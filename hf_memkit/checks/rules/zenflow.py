@@ -10,8 +10,8 @@ from typing import Final
 
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
-from hf_memkit.units import GIB, format_size
-from hf_memkit.zero.stages_1_2 import SHARED_BYTES
+from hf_memkit.common.units import GIB, format_size
+from hf_memkit.deepspeed.stages_1_2 import SHARED_BYTES
 
 _ZENFLOW = "zero_optimization.zenflow"
 

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from hf_memkit.when_imported import when_imported
+from hf_memkit.common.when_imported import when_imported
 
 RUNS_COPIES: Final = not hasattr(torch._C, "_ensureCUDADeviceGuardSet")
 """Whether torch runs the copy of a real tensor to another device in a mode in which all is fake (torch 2.8:

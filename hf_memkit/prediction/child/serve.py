@@ -33,10 +33,10 @@ from typing import Any, Final, NoReturn
 
 import psutil
 
-from hf_memkit.ended_with_parent import end_with
+from hf_memkit.common.ended_with_parent import end_with
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.quick_imports import load_again
-from hf_memkit.prediction.trace_request import SETUP, Case, ReadCommand, ScriptRequest
+from hf_memkit.prediction.trace.request import SETUP, Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome
 
 _MODULES: Final = "modules.json"
@@ -94,8 +94,8 @@ def _load() -> str | None:
     """Imports what every case needs; returns why fake CUDA tensors cannot be used, as far as that is known."""
     import torch
 
-    from hf_memkit.prediction.child import cuda_device_guard
-    from hf_memkit.prediction.child.fake_gpu import replace_compiler
+    from hf_memkit.prediction.child.gpu import cuda_device_guard
+    from hf_memkit.prediction.child.gpu.fake_gpu import replace_compiler
     from hf_memkit.prediction.child.quick_imports import import_late, is_loaded, quick_imports
 
     torch.set_num_threads(1)
@@ -109,9 +109,9 @@ def _load() -> str | None:
         import accelerate.utils.other
         import transformers.trainer
 
-        import hf_memkit.prediction.child.script  # noqa: F401 - each case would import it again
-        from hf_memkit.prediction.child.fast_fakes import quick_dispatch
-        from hf_memkit.prediction.child.tracer import StorageTracer
+        import hf_memkit.prediction.child.script.script  # noqa: F401 - each case would import it again
+        from hf_memkit.prediction.child.tracer.fast_fakes import quick_dispatch
+        from hf_memkit.prediction.child.tracer.tracer import StorageTracer
     quick_dispatch(StorageTracer)
     # Asked before they look whether a data set, or a model, is one of these libraries': it is not, as long as nobody
     # has imported them.
@@ -122,14 +122,14 @@ def _load() -> str | None:
 
 def _tried() -> str | None:
     """Why fake CUDA tensors fail, or None if they do not. Now: a backward pass loads much of what is loaded anyway."""
-    from hf_memkit.prediction.child.cuda_device_guard import self_test
+    from hf_memkit.prediction.child.gpu.cuda_device_guard import self_test
 
     return _forked(self_test, 60)
 
 
 def _supervised(case: Case, files: list[int], answers: int) -> tuple[str | None, list[str]]:
     """How the case died, and the modules that it imported, if the script was memkit's own."""
-    from hf_memkit.prediction.child.trainers_folder import MADE, remove_made
+    from hf_memkit.prediction.child.script.trainers_folder import MADE, remove_made
 
     result = Path(case.result)
     modules = result.with_name(_MODULES)
@@ -169,7 +169,7 @@ def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
     try:
-        from hf_memkit.prediction.child.script import run_script
+        from hf_memkit.prediction.child.script.script import run_script
 
         before = set(sys.modules)
         run_script(request, result)
@@ -191,7 +191,7 @@ def _command(case: Case, result: Path) -> None:
     os.environ.update(case.environment)
     os.chdir(case.folder)
     try:
-        from hf_memkit.prediction.child.read_launch import read_launch
+        from hf_memkit.prediction.child.script.read_launch import read_launch
 
         found = read_launch(list(case.command))
     except Exception as error:

@@ -1,0 +1,185 @@
+"""Values for fields of TrainingArguments: of the field's type, from text or from a file, or refused; and names that
+nearly are fields.
+
+TrainingArguments converts and checks next to nothing: a text `"false"` for a truth value trains as if it were true,
+and `1e-4`, which YAML 1.1 takes for text, fails at the first comparison (transformers 5.23.0: hf_argparser.py
+`parse_dict` makes the dataclass from what the file holds).
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final
+
+import yaml
+
+from hf_memkit.catalog import library_versions
+from hf_memkit.catalog.former_arguments import EXAMPLES, SHARED, ever_fields
+from hf_memkit.common.errors import did_you_mean
+
+_NEAR: Final = 0.85
+"""Least likeness (difflib) of a misspelling: `grad_accumulation_steps` has 0.92, `train_batch_size` 0.74."""
+
+
+def misspelt(name: str) -> tuple[str, ...]:
+    """The fields of TrainingArguments, or of TRL's configs, that `name` nearly is; empty if it is one, or near none.
+    Several, if it lacks the word that distinguishes them.
+
+    A name with a word more than the field's, without its first word, or with another word in the place of one is a
+    script's own name; so is one that lacks a word of TRL's field (`use_nested_quant`). Of TRL's fields those of one
+    word (`dtype`), those of experimental configs and those that other scripts have too are too like scripts' names.
+
+    >>> misspelt("per_device_train_batchsize"), misspelt("ref_model_name_or_path"), misspelt("block_size")
+    (('per_device_train_batch_size',), (), ())
+    >>> misspelt("per_device_batch_size")
+    ('per_device_train_batch_size', 'per_device_eval_batch_size')
+    """
+    if not unknown(name) or name in ever_fields("trl"):
+        return ()
+    ours, others = library_versions.argument_types(), library_versions.fields(stable=True) - SHARED
+    fields = [*ours, *sorted(field for field in others if "_" in field and field not in ours)]
+    close = difflib.get_close_matches(name, fields, cutoff=_NEAR)
+    nearest = next((field for field in close if not _other_words(name, field)), None)
+    if nearest is None:
+        return ()
+    if not _lacks_words(name, nearest):
+        return (nearest,)
+    if nearest not in ever_fields("transformers"):
+        return ()
+    length = len(nearest.split("_"))
+    return tuple(each for each in fields if _lacks_words(name, each) and len(each.split("_")) == length)
+
+
+def unknown(name: str) -> bool:
+    """Whether `name` is neither a field of TrainingArguments, in any version, or of TRL's configs, nor an argument of
+    the example scripts."""
+    return name not in library_versions.fields() and name not in EXAMPLES and name not in ever_fields("transformers")
+
+
+def _lacks_words(name: str, field: str) -> bool:
+    """Whether `name` is `field` without some of its words."""
+    words = iter(field.split("_"))
+    return all(word in words for word in name.split("_"))
+
+
+def _other_words(name: str, field: str) -> bool:
+    mine, its = name.split("_"), field.split("_")
+    if len(mine) > len(its):
+        return all(word in mine for word in its)
+    if len(mine) < len(its):
+        return mine == its[-len(mine) :]
+    return any(difflib.SequenceMatcher(None, *pair).ratio() < 0.6 for pair in zip(mine, its, strict=True))
+
+
+def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the values under today's names, each of its field's type; a line for each that is wrong).
+
+    Names that are no field of TrainingArguments are left as they are: a script has arguments of its own.
+
+    >>> checked({"gradient_checkpointing": True, "learning_rate": "1e-4", "max_steps": "five"})
+    ({'activation_checkpointing': True, 'learning_rate': 0.0001}, ['max_steps=five: expected int, got str'])
+    """
+    hints = library_versions.argument_types()
+    found: dict[str, Any] = {}
+    problems = []
+    for given, value in values.items():
+        name = library_versions.current_name(given)
+        if name in found and found[name] != value:
+            problems.append(f"{given}={value!r}: the same field as {_other(name, given, values)}; give one of them")
+        elif name not in hints:
+            found[name] = value
+        else:
+            try:
+                found[name] = _typed(value, hints[name])
+            except ValueError as error:
+                problems.append(f"{given}={value}: {error}")
+    return found, problems
+
+
+def _other(name: str, given: str, values: Mapping[str, Any]) -> str:
+    return next(key for key in values if key != given and library_versions.current_name(key) == name)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """As `convert`, of a value that a file or a caller gave.
+
+    Raises:
+        ValueError: it is none.
+    """
+    arms = _arms(hint)
+    if isinstance(value, PurePath):
+        value = str(value)
+    if isinstance(value, enum.Enum):
+        value = str(value.value)
+    if isinstance(value, str):
+        return value if str in arms and not _enums(arms) else convert(value, hint)
+    if value is None and type(None) not in arms and Any not in arms:
+        raise ValueError(f"expected {_describe(arms)}. Omit it for the default")
+    if isinstance(value, bool) and bool not in arms and not _enums(arms):
+        raise ValueError(f"expected {_describe(arms)}, got bool")
+    return _fitted(value, hint)
+
+
+def convert(text: str, hint: Any) -> Any:
+    """`text`, read as YAML, as a value of type `hint`.
+
+    Raises:
+        ValueError: it is none; says what is allowed.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    except RecursionError:
+        raise ValueError("nested too deeply. Write fewer brackets") from None
+    if isinstance(value, str) and float in _arms(hint):
+        value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
+    return _fitted(value, hint)
+
+
+def _fitted(value: Any, hint: Any) -> Any:
+    arms = _arms(hint)
+    if type(value) is int and float in arms and int not in arms:
+        return value  # a step count stays a whole number: 5, not 5.0
+    if _enums(arms) and isinstance(value, str | bool):
+        # A field typed `Enum | str` would take any text; only the enumeration's values mean something. YAML reads a
+        # bare `no` as False, which is a value of several of them.
+        word = "no" if value is False else str(value)
+        allowed = [str(member.value) for arm in _enums(arms) for member in arm]
+        if word not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}{did_you_mean(word, allowed)}")
+        return word
+    from pydantic import TypeAdapter, ValidationError  # late: environments that memkit only traces in may have none
+
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=False)
+    except ValidationError:
+        raise ValueError(f"expected {_describe(arms)}, got {type(value).__name__}") from None
+
+
+def _enums(arms: tuple[Any, ...]) -> list[type[enum.Enum]]:
+    return [arm for arm in arms if isinstance(arm, type) and issubclass(arm, enum.Enum)]
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """The types that a union allows, flat."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(flat for arm in typing.get_args(hint) for flat in _arms(arm))
+    return (hint,)
+
+
+def _describe(arms: tuple[Any, ...]) -> str:
+    names = ["null" if arm is type(None) else getattr(arm, "__name__", str(arm)) for arm in arms]
+    return " or ".join(dict.fromkeys(names))

@@ -1,0 +1,470 @@
+"""The machine a job will run on: this one, or one that is described by a GPU's name or size.
+
+`this_machine()` looks; `named_gpu("T4")` and `gpu_of_size("16GB")` describe a GPU that need not be here. Capacities
+are what PyTorch can see, not what the box says, and `usable_bytes` is what is left after the CUDA context.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+import resource
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from hf_memkit.catalog.gpu_rates import VARIANTS, rates_of
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS, VISIBLE_SHARE, KnownGpu
+from hf_memkit.catalog.library_versions import torch_has_cuda
+from hf_memkit.catalog.memlock import can_lock
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.units import GB, GIB, MIB, format_gib, parse_size
+from hf_memkit.common.user_files import user_path
+
+CONTEXT_BYTES = 500 * MIB
+"""What the CUDA context and loaded kernels take outside PyTorch's allocator where that is not known of the GPU
+(`KnownGpu.context_mib`). Assumed: it differs by GPU, driver and torch, and 300 to 600 MiB is usual."""
+
+SLOW_BF16 = 4.0
+"""From this `bf16_slowdown()` on a CPU is one without bf16 instructions: with them it is below 1, without above 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        name: as people call it.
+        capacity_bytes: what PyTorch reports as its total.
+        context_bytes: what the CUDA context takes of that, measured or assumed (`CONTEXT_BYTES`).
+        bf16: whether the GPU computes in bf16 itself (compute capability 8.0 and later). Older GPUs emulate it:
+            `torch.cuda.is_bf16_supported()` counts that as support, and it is slower than fp32.
+        source: where these figures come from.
+        here: whether the GPU is in this machine.
+        capability: CUDA compute capability, such as 8.6; None where only a size is known.
+    """
+
+    name: str
+    capacity_bytes: int
+    bf16: bool
+    source: str
+    context_bytes: int = CONTEXT_BYTES
+    here: bool = False
+    capability: float | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes left for PyTorch's allocator."""
+        return self.capacity_bytes - self.context_bytes
+
+    def with_capacity(self, capacity_bytes: int) -> Gpu:
+        """The same kind of GPU with another capacity."""
+        return replace(self, capacity_bytes=capacity_bytes, source=f"{self.source}; capacity as given")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "capacity_gib": self.capacity_bytes / GIB,
+            "usable_gib": self.usable_bytes / GIB,
+            "bf16": self.bf16,
+            "source": self.source,
+            "here": self.here,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a job can use: a GPU (or none), RAM, page-locked RAM, and disk at `disk_path`.
+
+    `memlock_bytes` is None where page-locking is unlimited, as it is for a process with CAP_IPC_LOCK.
+    `output_free_bytes` is the free disk for checkpoints where that is another disk than `disk_path`'s; None: the same.
+    `ram_bytes` is the container's limit where one is set.
+    """
+
+    gpu: Gpu | None
+    ram_bytes: int
+    disk_free_bytes: int
+    disk_path: str
+    cpu_count: int
+    memlock_bytes: int | None = None
+    output_free_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu.to_json() if self.gpu else None,
+            "ram_gib": self.ram_bytes / GIB,
+            "disk_free_gib": self.disk_free_bytes / GIB,
+            "disk_path": self.disk_path,
+            "cpu_count": self.cpu_count,
+        }
+
+    def with_gpu(self, gpu: Gpu | None) -> Machine:
+        return replace(self, gpu=gpu)
+
+    def with_ram(self, ram_bytes: int) -> Machine:
+        return replace(self, ram_bytes=ram_bytes)
+
+
+def _key(name: str) -> str:
+    """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one GPU."""
+    # nvidia-smi adds how the GPU is mounted and its kind of memory: "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
+    return re.sub(r"nvidia|geforce|tesla|quadro|rtx|sxm(\d(?!\d))?|pcie|hbm\d?e?|[^a-z0-9]", "", name.lower())
+
+
+_ALSO_CALLED: Final = {
+    "h100": "H100 80GB",
+    "p10016gb": "P100",
+    "6000adageneration": "RTX 6000 Ada",
+    "pro6000blackwellworkstationedition": "RTX PRO 6000",
+    "pro6000blackwellserveredition": "RTX PRO 6000",
+}
+"""Further names, as `_key` makes them: there is no H100 with less memory."""
+
+_MOST_NAMED: Final = 3
+"""GPUs that a message proposes at most."""
+
+
+def named_gpu(name: str) -> Gpu:
+    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. One that is sold as an SXM module and with PCIe is the
+    module, unless `name` says PCIe: `"A100 80GB PCIe"`.
+
+    Raises:
+        InputError: the name is not known; the message proposes the nearest.
+    """
+    by_key = {_key(named): named for named in KNOWN_GPUS} | _ALSO_CALLED
+    known_name = by_key.get(_key(name))
+    if known_name is None:
+        raise InputError(f"unknown GPU {name!r}; {_proposed(name, by_key)}")
+    named = KNOWN_GPUS[known_name]
+    if named.total_gib is None:
+        total_gib, how = (
+            named.box_gb * VISIBLE_SHARE,
+            f"{VISIBLE_SHARE} of the {named.box_gb} GB on the box (no report)",
+        )
+    else:
+        total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
+    return Gpu(
+        name=_variant(known_name) if "pcie" in name.lower() else known_name,
+        capacity_bytes=int(total_gib * GIB),
+        bf16=named.capability >= 8.0,
+        source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {named.capability}",
+        capability=named.capability,
+        context_bytes=_context_bytes(named),
+    )
+
+
+def _context_bytes(known: KnownGpu | None) -> int:
+    measured = known.context_mib if known is not None else None
+    return CONTEXT_BYTES if measured is None else measured * MIB
+
+
+def _known(name: str) -> KnownGpu | None:
+    """The GPU in this machine that the driver calls so, if it has a name here."""
+    key = _key(name)
+    return next((known for named, known in KNOWN_GPUS.items() if _key(named) == key), None)
+
+
+def _variant(known_name: str) -> str:
+    """The name of the PCIe version, if its rates differ from the SXM module's."""
+    name = f"{known_name} PCIe"
+    return name if rates_of(name) in VARIANTS.values() else known_name
+
+
+_OTHER_MAKERS: Final = {
+    "AMD": r"\b(mi\d{2,3}\w*|radeon|rx ?\d{4}\w*|w[67]\d00|instinct)\b",
+    "Apple": r"^\s*(apple )?m[1-9]( (pro|max|ultra))?\s*$|\bmps\b",
+    "Google": r"\btpu\b|^\s*v[2-7](e|p|-\d+)\s*$",
+    "Huawei": r"\bascend\b|\bnpu\b|\b910[abc]?\b",
+    "Intel": r"\barc\b|\bgaudi ?\d?\b|\bhpu\b|\bxpu\b|\bponte vecchio\b",
+    "Amazon": r"\btrainium\d?\b|\binferentia\d?\b",
+}
+"""Maker → what its accelerators are called."""
+
+
+def _proposed(name: str, by_key: Mapping[str, str]) -> str:
+    """What to write instead of an unknown GPU's name."""
+    if re.fullmatch(r"\s*[1-9]\d{0,2}\s*", name):
+        return f"did you mean {name.strip()}GB?"
+    for maker, pattern in _OTHER_MAKERS.items():
+        if re.search(pattern, name, re.IGNORECASE):
+            return f"memkit predicts NVIDIA GPUs only, and this is one of {maker}'s"
+    several = re.fullmatch(r"\s*(?P<count>\d{1,2})\s*[x×*]\s*(?P<gpu>\D.*)", name, re.IGNORECASE)
+    several = several or re.fullmatch(r"(?P<gpu>.*\d.*?)\s*[x×*]\s*(?P<count>\d{1,2})\s*", name, re.IGNORECASE)
+    if several:
+        return f'for several GPUs of one machine write --gpu "{several["gpu"].strip()}" --gpus {several["count"]}'
+    key = _key(name)
+    if not key:  # the shell has cut "RTX 4090" in two
+        return 'a name with a space needs quotes: --gpu "RTX 4090"'
+    near = [named for known, named in by_key.items() if known.startswith(key)]
+    near = near or [by_key[known] for known in difflib.get_close_matches(key, by_key, n=2) if _same_number(key, known)]
+    by_size = "give its memory instead, such as 16GB"
+    listed = " or ".join(map(repr, dict.fromkeys(near[:_MOST_NAMED])))
+    return f"did you mean {listed}? For another GPU {by_size}" if near else by_size
+
+
+def _same_number(one: str, other: str) -> bool:
+    """Whether the digits of one name are those of the other, lack some, or end otherwise: a GTX 1080 is no misspelt
+    RTX 2080."""
+    digits = sorted(("".join(filter(str.isdigit, name)) for name in (one, other)), key=len)
+    if len(digits[0]) == len(digits[1]) and digits[0][:-1] == digits[1][:-1]:
+        return True
+    if one.isdigit():
+        return False
+    rest = iter(digits[1])
+    return all(digit in rest for digit in digits[0])
+
+
+def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
+    """A GPU of this marketing size with bf16 (Ampere or later): `"16GB"` is a GPU with "16 GB" on its box.
+
+    A size in GiB is taken as the real capacity.
+
+    Args:
+        size: of its memory.
+        option: what gave the size, for a message.
+
+    Raises:
+        InputError: `size` is not a size, or too small for a context.
+    """
+    asked = parse_size(size, option)
+    exact = "gib" in size.lower() or "mib" in size.lower()
+    capacity = asked if exact else int(asked / GB * VISIBLE_SHARE * GIB)
+    if capacity <= CONTEXT_BYTES:
+        raise InputError(
+            f"{option}: {size!r}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; give more, such as 16GB"
+        )
+    return Gpu(
+        name=f"{size} GPU",
+        capacity_bytes=capacity,
+        bf16=True,
+        source=f"by size: {format_gib(capacity)} visible to PyTorch, bf16 (Ampere or later) assumed",
+    )
+
+
+def _this_gpu() -> Gpu | None:
+    """The first CUDA device that this process may use, or None.
+
+    Read through NVML, which makes no CUDA context and needs no torch. NVML's total less its reserved part is what
+    PyTorch reports.
+    """
+    import pynvml
+
+    if not torch_has_cuda():
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = _first_visible_device(pynvml)
+        if handle is None:
+            return None
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        name = pynvml.nvmlDeviceGetName(handle)
+    except pynvml.NVMLError:
+        return _this_gpu_by_torch()
+    name = name if isinstance(name, str) else name.decode()
+    return Gpu(
+        name=name,
+        capacity_bytes=int(memory.total) - int(memory.reserved),
+        bf16=major >= 8,
+        source="this machine",
+        here=True,
+        capability=float(f"{major}.{minor}"),
+        context_bytes=_context_bytes(_known(name)),
+    )
+
+
+def use_one_gpu() -> None:
+    """Leaves this process one GPU, the first that it may use. Call it before anything imports torch.
+
+    With several in sight Trainer would wrap the model in DataParallel and multiply the batch. Libraries that look at
+    CUDA when they are imported (bitsandbytes, torchao) fix the choice, so it cannot wait until the setup is known.
+    Does nothing where a launcher has started the process, or where NVML does not answer.
+    """
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if "LOCAL_RANK" in os.environ or visible == "":
+        return
+    # By default CUDA numbers the GPUs by speed, NVML by bus: without this an index means two different GPUs.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0].strip()
+        return
+    try:
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount() > 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    except pynvml.NVMLError:
+        return
+
+
+def _first_visible_device(nvml: Any) -> Any:
+    """NVML's handle of the first device in CUDA_VISIBLE_DEVICES (an index or a UUID), or None if it is empty."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return nvml.nvmlDeviceGetHandleByIndex(0) if nvml.nvmlDeviceGetCount() else None
+    first = visible.split(",")[0].strip()
+    if not first or first == "-1":
+        return None
+    return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else nvml.nvmlDeviceGetHandleByUUID(first)
+
+
+def _this_gpu_by_torch() -> Gpu | None:
+    """As `_this_gpu` where NVML does not answer: this makes a CUDA context in the process."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return Gpu(
+        name=str(properties.name),
+        capacity_bytes=int(properties.total_memory),
+        bf16=properties.major >= 8,
+        source="this machine",
+        here=True,
+        capability=float(f"{properties.major}.{properties.minor}"),
+        context_bytes=_context_bytes(_known(str(properties.name))),
+    )
+
+
+def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a GPU of this compute capability:
+    binaries run on the same major version from their minor version on, PTX on anything newer."""
+    have = capability[0] * 10 + capability[1]
+    for architecture in architectures:
+        kind, _, number = architecture.partition("_")
+        made_for = int("".join(filter(str.isdigit, number)) or 0)
+        if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
+            return True
+    return False
+
+
+def torch_with_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> str:
+    """What to install instead of a torch that was built for `architectures`, none of which runs on such a GPU."""
+    made_for = [int("".join(filter(str.isdigit, each))[:-1] or 0) for each in architectures if "_" in each]
+    age = "a newer" if capability[0] > max(made_for, default=0) else "an older"
+    return f"a torch built for {age} CUDA (pytorch.org)"
+
+
+def _ram_bytes() -> int:
+    """Physical RAM, or the container's limit if that is lower (cgroup v2, then v1)."""
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(path).read_text().strip())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        total = min(total, limit)
+    return total
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Machine:
+    """This machine, with the free disk at `disk_path` (or its nearest parent that exists).
+
+    Args:
+        disk_path: where files will go.
+        gpu: a GPU in the place of this machine's, which is then not looked for: that can take importing torch.
+    """
+    path = _existing(user_path(disk_path).absolute())
+    ram_bytes = _ram_bytes()
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return Machine(
+        gpu=_this_gpu() if gpu is None else gpu,
+        ram_bytes=ram_bytes,
+        disk_free_bytes=shutil.disk_usage(path).free,
+        disk_path=str(path),
+        cpu_count=len(os.sched_getaffinity(0)),
+        memlock_bytes=None if soft == resource.RLIM_INFINITY or can_lock(ram_bytes) else soft,
+    )
+
+
+@functools.cache
+def bf16_slowdown() -> float:
+    """How many times as long as in fp32 this CPU takes for a product of bf16 matrices, measured (a tenth of a second).
+
+    The instructions that a CPU names say less: which kernel runs also depends on the build of torch and on what
+    oneDNN was told to use. The factors are untransposed, as in the backward pass of a linear layer: without
+    instructions for bf16 that is the slowest case.
+    """
+    import torch
+
+    threads, best = torch.get_num_threads(), {}
+    torch.set_num_threads(1)  # on a busy machine several threads would mostly wait for one another
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            left, right = (torch.ones(256, 256, dtype=dtype) for _ in range(2))
+            times = []
+            for _ in range(4):  # the first one also prepares the kernel
+                started = time.perf_counter()
+                torch.mm(left, right)
+                times.append(time.perf_counter() - started)
+            best[dtype] = min(times[1:])
+    finally:
+        torch.set_num_threads(threads)
+    return best[torch.bfloat16] / best[torch.float32]
+
+
+_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
+
+
+def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str = "--gpu") -> Gpu | None:
+    """The GPU that is described, or None.
+
+    Args:
+        gpu: a GPU's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
+        gpu_memory: a size. With a name: that GPU with so much of its memory.
+        option: what gave `gpu`, for a message: an option, or the argument `gpu` of a function.
+
+    Raises:
+        InputError: an unknown GPU, no size, or more memory than the GPU has; names the option.
+    """
+    of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
+    if gpu is not None and gpu_memory:
+        return _of_at_most(gpu_of_size(gpu_memory, of_memory), _named(gpu, option), f"{of_memory} {gpu_memory}")
+    if gpu is not None:
+        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _named(gpu, option)
+    return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
+
+
+_AS_ON_THE_BOX: Final = 1.1
+"""A size is that of the box, of which a driver keeps a part: a T4 of 16 GB shows 14.56 GiB."""
+
+
+def _of_at_most(size: Gpu, named: Gpu, given: str) -> Gpu:
+    if size.capacity_bytes > _AS_ON_THE_BOX * named.capacity_bytes:
+        shown = f"{named.capacity_bytes / GIB:.2f} GiB"
+        raise InputError(f"{given}: {named.name} has {shown}. Give less, or omit --gpu or --gpu-memory")
+    return named if size.capacity_bytes >= named.capacity_bytes else named.with_capacity(size.capacity_bytes)
+
+
+def _named(name: str, option: str) -> Gpu:
+    try:
+        return named_gpu(name)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def described_machine(
+    gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None, *, option: str = "--gpu"
+) -> Machine:
+    """This machine with what is described in place of its own; `path` is where states may be swapped to.
+
+    Raises:
+        InputError: an unknown GPU, or no size; names the `option`, as in `described_gpu`.
+    """
+    ram_bytes = parse_size(ram, "--ram" if option.startswith("--") else "ram") if ram is not None else None
+    machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory, option=option))
+    return machine.with_ram(ram_bytes) if ram_bytes else machine

@@ -1,0 +1,22 @@
+"""Checks this machine for memkit: each check is ok, or names a fix.
+
+It changes nothing: it deletes no lock, builds nothing, and leaves no file behind.
+"""
+
+from __future__ import annotations
+
+from hf_memkit.checks.doctor.check import STATUSES, Check, Status
+
+__all__ = ["STATUSES", "Check", "Status", "diagnose"]
+
+
+def diagnose(nvme_path: str | None = None) -> list[Check]:
+    """All checks, in the order of the screen; takes some seconds.
+
+    Args:
+        nvme_path: a folder to test and measure, which takes some seconds more. None: tests the current folder, without
+            measuring it.
+    """
+    from hf_memkit.checks.doctor import gpu, host, operators, software
+
+    return [*software.checks(), *gpu.checks(), *operators.checks(), *host.checks(nvme_path)]

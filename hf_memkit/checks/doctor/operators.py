@@ -1,0 +1,80 @@
+"""DeepSpeed's C++ operators: which are built, whether the others can be, and stale locks of killed builds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from hf_memkit.checks.doctor.check import Check
+from hf_memkit.deepspeed import ops
+
+_GROUP: Final = "DeepSpeed operators"
+
+_USED_FOR: Final = {
+    "deepspeed_shm_comm": "every DeepSpeed run on a CPU",
+    "cpu_adam": "optimizer in RAM or on NVMe",
+    "pin_memory": "NVMe",
+    "async_io": "NVMe",
+}
+
+
+def checks() -> list[Check]:
+    """One check for the build tools, one for each operator, one for each stale lock."""
+    try:
+        version("deepspeed")
+    except PackageNotFoundError:
+        return []  # the software checks report it
+    import torch
+
+    cpu = not torch.cuda.is_available()
+    folder = ops.extensions_folder(cpu=cpu)
+    names = [name for name in _USED_FOR if cpu or name != "deepspeed_shm_comm"]
+    built = [name for name in names if (folder / name / f"{name}.so").exists()]
+    return [
+        _tools(cpu=cpu, needed=len(built) < len(names)),
+        *(_operator(name, folder, name in built, cpu=cpu) for name in names),
+        *map(_lock, ops.stale_locks(ops.extension_roots())),
+    ]
+
+
+def _tools(*, cpu: bool, needed: bool) -> Check:
+    packages = ops.missing_tools(("async_io",), cpu=cpu)
+    ninja = shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()
+    what = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
+    fixes = [f"sudo apt-get install {' '.join(packages)}"] if packages else []
+    fixes += [] if ninja else ["pip install ninja"]
+    if not fixes:
+        return Check(_GROUP, "to build them", "ok", f"{what} ({_compiler()})")
+    absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
+    # On a GPU torch compiles the 8-bit optimizer's step with the same compiler.
+    core = not cpu and bool({"g++", "python3-dev"} & set(packages))
+    if needed or core:
+        return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
+    found = f"not installed: {absent}; all operators are already built"
+    return Check(_GROUP, "to build them", "warning", found, "; ".join(fixes))
+
+
+def _compiler() -> str:
+    command = [os.environ.get("CXX", "g++"), "-dumpfullversion", "-dumpversion"]
+    return f"{command[0]} {subprocess.run(command, capture_output=True, text=True).stdout.strip()}"
+
+
+def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
+    use = _USED_FOR[name]
+    if built:
+        return Check(_GROUP, name, "ok", f"built; for {use}")
+    packages = ops.missing_tools((name,), cpu=cpu)
+    if packages:
+        fix = f"sudo apt-get install {' '.join(packages)}"
+        return Check(_GROUP, name, "missing", f"cannot be built; for {use}", fix)
+    return Check(_GROUP, name, "ok", f"not built yet: the first run that needs it builds it in {folder}; for {use}")
+
+
+def _lock(lock: Path) -> Check:
+    found = f"{lock}: left by a killed build; no process holds it, and the next build waits for ever"
+    return Check(_GROUP, "stale build lock", "warning", found, f"rm {lock}")

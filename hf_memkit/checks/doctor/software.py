@@ -1,0 +1,119 @@
+"""Python and the packages, against the versions that memkit supports."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from hf_memkit.catalog.library_versions import OLDEST
+from hf_memkit.checks.doctor.check import Check
+from hf_memkit.common import boot
+
+_GROUP: Final = "Software"
+_FURTHER: Final = {"deepspeed": "presets with ZeRO", "peft": "adapters", "datasets": "recipes"}
+"""Beside the libraries that every training needs (`OLDEST`): what needs them."""
+_MODULES: Final = {"liger-kernel": "liger_kernel"}
+_NUMA: Final = "deepspeed --bind_cores_to_rank needs it"
+
+
+def checks() -> list[Check]:
+    """One check for Python, one for each library that trains, one for memkit's own, one for the launchers."""
+    python, trains, own = _requirements()
+    return [
+        _python(python),
+        *(_package(trains[name], _FURTHER.get(name, "")) for name in (*OLDEST, *_FURTHER) if name in trains),
+        _others(own),
+        _gpu_extra(),
+        *_launchers(),
+    ]
+
+
+def _requirements() -> tuple[SpecifierSet, dict[str, Requirement], list[Requirement]]:
+    """(versions of Python; name → requirement of what trains; requirements of memkit itself): from the metadata of the
+    environment that memkit is installed in, or from the checkout."""
+    found = next(iter(distributions(name="hf-memkit", path=[*boot.places(), *sys.path])), None)
+    if found is not None:
+        requirements = [Requirement(text) for text in found.requires or ()]
+        python = found.metadata["Requires-Python"]
+        # A requirement of an extra has a marker that is false without that extra.
+        own = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+        trains = [
+            each for each in requirements if each.marker is not None and each.marker.evaluate({"extra": "train"})
+        ]
+    else:
+        project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        python, own = project["requires-python"], [Requirement(text) for text in project["dependencies"]]
+        trains = [Requirement(text) for text in project["optional-dependencies"]["train"]]
+    return SpecifierSet(python), {each.name: each for each in trains}, [] if boot.places() else own
+
+
+def _python(supported: SpecifierSet) -> Check:
+    here = platform.python_version()
+    if supported.contains(here):
+        return Check(_GROUP, "Python", "ok", f"{here} ({sys.executable})")
+    return Check(
+        _GROUP, "Python", "missing", f"{here}; memkit supports {supported}", "uv python install 3.12", core=True
+    )
+
+
+def _package(requirement: Requirement, needed_by: str = "") -> Check:
+    """`needed_by`: what needs it, where not everything does."""
+    name, wanted = requirement.name, str(requirement.specifier)
+    fix = f'pip install "{name}{wanted}"'
+    try:
+        installed = version(name)
+    except PackageNotFoundError:
+        if needed_by:
+            return Check(_GROUP, name, "warning", f"not installed; only {needed_by} need it", fix)
+        return Check(_GROUP, name, "missing", "not installed", fix, core=True)
+    if not requirement.specifier.contains(re.sub(r"\+.*", "", installed), prereleases=True):
+        return Check(_GROUP, name, "missing", f"{installed}; memkit supports {wanted}", fix, core=True)
+    return Check(_GROUP, name, "ok", f"{installed} ({wanted})")
+
+
+def _others(requirements: list[Requirement]) -> Check:
+    bad = [check for check in map(_package, requirements) if check.status != "ok"]
+    if not requirements:
+        return Check(_GROUP, "memkit's own", "ok", f"in {boot.places()[0]}")
+    if not bad:
+        return Check(_GROUP, "memkit's own", "ok", f"all {len(requirements)} in supported versions")
+    packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
+    found = "; ".join(f"{check.name} {check.found}" for check in bad)
+    return Check(_GROUP, "memkit's own", "missing", found, f"pip install {packages}", core=True)
+
+
+def _gpu_extra() -> Check:
+    names = ("bitsandbytes", "liger-kernel", "torchao")
+    absent = [name for name in names if importlib.util.find_spec(_MODULES.get(name, name)) is None]
+    if not absent:
+        return Check(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
+    found = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
+    return Check(_GROUP, "for a GPU", "warning", found, f"pip install {' '.join(absent)}")
+
+
+def _launchers() -> list[Check]:
+    """torchrun, deepspeed and accelerate are installed beside the interpreter; a shell needs that folder in PATH."""
+    beside = Path(sys.executable).parent
+    names = ("torchrun", "deepspeed", "accelerate")
+    absent = [name for name in names if shutil.which(name) is None]
+    numactl = (
+        Check(_GROUP, "numactl", "ok", _NUMA)
+        if shutil.which("numactl")
+        else Check(_GROUP, "numactl", "warning", f"not installed; only {_NUMA}", "sudo apt-get install numactl")
+    )
+    if not absent:
+        return [Check(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
+    installed = all((beside / name).exists() for name in absent)
+    packages = ["torch" if name == "torchrun" else name for name in absent]
+    fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(packages)}"
+    return [Check(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]

@@ -1,0 +1,130 @@
+"""A user's training script, run as Python itself would run it.
+
+`memkit run` and `memkit predict` hand their process over. As after `python SCRIPT ARGUMENTS` and `python -m MODULE
+ARGUMENTS`, `__main__`, `__file__`, `sys.argv` and `sys.path[0]` are the script's: what it defines can be pickled, also
+for workers that are spawned.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+
+from hf_memkit.common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class UserScript:
+    """A script or module, and the arguments that it gets.
+
+    Attributes:
+        target: path of the script, or dotted name of the module.
+        is_module: whether `target` is a module's name (`-m`).
+        arguments: what stands behind it on the command line.
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def found(cls, target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> UserScript:
+        """The script, if it is there.
+
+        Raises:
+            InputError: there is no such file, or it is a folder without `__main__.py`. A module is looked for when it
+                is run: that imports its package.
+        """
+        if not is_module:
+            path = Path(target)
+            if not path.exists():
+                raise InputError(f"{target}: no such file; write the path of your training script")
+            if path.suffix == ".ipynb":
+                raise InputError(
+                    f"{target}: a notebook. In it, call hf_memkit.attach(trainer) for a report of the training, and "
+                    f"hf_memkit.predict_trainer(trainer, gpu=…) before it"
+                )
+            if path.is_dir() and not (path / "__main__.py").exists():
+                raise InputError(f"{target}: a folder without __main__.py; write the path of a script in it")
+        return cls(target, is_module, tuple(arguments))
+
+    def __str__(self) -> str:
+        return f"-m {self.target}" if self.is_module else self.target
+
+    @property
+    def name(self) -> str:
+        """`"train.py"` or `"-m trl.scripts.sft"`: what it is called in sentences, in whichever folder it lies."""
+        return str(self) if self.is_module else Path(self.target).resolve().name
+
+    def run(self) -> None:
+        """Runs it in this process, which is its own from then on. What it raises comes through, SystemExit too."""
+        code = self.take_over()
+        exec(code, vars(sys.modules["__main__"]))
+
+    def take_over(self) -> types.CodeType:
+        """Makes this process the script's, up to its first line. The code that is returned is for `__main__`.
+
+        Raises:
+            InputError: there is no such module, or none that can be run.
+            SyntaxError: of the script, as Python tells it.
+        """
+        main = types.ModuleType("__main__")
+        vars(main).update(__builtins__=builtins, __annotations__={})
+        name, code = self._module_code(main) if self.is_module else self._file_code(main)
+        sys.modules["__main__"] = main
+        sys.argv = [name, *self.arguments]
+        return code
+
+    def _file_code(self, main: types.ModuleType) -> tuple[str, types.CodeType]:
+        given = Path(self.target)
+        path = given / "__main__.py" if given.is_dir() else given
+        _look_first_in(given.resolve() if given.is_dir() else given.resolve().parent)
+        file = str(path.absolute())
+        vars(main).update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
+        # Without `dont_inherit` this module's `from __future__` would be the script's too.
+        return self.target, compile(path.read_bytes(), file, "exec", dont_inherit=True)
+
+    def _module_code(self, main: types.ModuleType) -> tuple[str, types.CodeType]:
+        _look_first_in(Path.cwd())
+        spec = _spec(self.target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = _spec(f"{self.target}.__main__")
+            if spec is None:
+                raise InputError(
+                    f"-m {self.target}: a package without __main__.py. Name a module in it: -m {self.target}.MODULE"
+                )
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
+            raise InputError(
+                f"-m {self.target}: no such module; check its name, or run memkit where `python -m` finds it"
+            )
+        code = spec.loader.get_code(spec.name)
+        if code is None:
+            raise InputError(f"-m {self.target}: no Python code to run; name a module that is a .py file")
+        vars(main).update(
+            __file__=spec.origin, __cached__=spec.cached, __spec__=spec, __package__=spec.parent,
+            __loader__=spec.loader,
+        )  # fmt: skip
+        return str(spec.origin), code
+
+
+def _look_first_in(folder: Path) -> None:
+    """In place of the folder that Python put first for memkit; with `python -P` it has put none."""
+    if not sys.flags.safe_path:
+        sys.path[0] = str(folder)
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    if module.startswith(".") or module == "__main__":
+        return None
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise  # what its package imports is missing

@@ -1,0 +1,1 @@
+"""DeepSpeed: its presets, their sizes, and what must be prepared before its engine starts."""

@@ -1,0 +1,209 @@
+"""The `aio` section for one disk, from a measurement of some seconds on that disk.
+
+With DeepSpeed's own handle, and its own choices to try (deepspeed 0.19.8: nvme/perf_run_sweep.py,
+DEFAULT_SWEEP_CONFIG), one setting at a time. Its tuner, `ds_nvme_tune`, starts a process for each of 64 combinations,
+which takes minutes, and prints `num_threads`, a key that DeepSpeed does not read (runtime/swap_tensor/aio_config.py:
+the name is `intra_op_parallelism`). A larger `block_size` is not tried: tensors smaller than a block are not swapped
+(runtime/swap_tensor/optimizer_utils.py, `min_aio_bytes`).
+
+The handle ends the process at an error, so a child measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.common.ended_with_parent import ends_with_this
+from hf_memkit.common.errors import MissingPackageError, RunError
+from hf_memkit.common.units import GB, MIB
+from hf_memkit.common.user_files import user_path
+from hf_memkit.deepspeed import ops
+from hf_memkit.deepspeed.nvme import preflight
+
+DEFAULTS: Final[Mapping[str, int | bool]] = {
+    "block_size": MIB,
+    "queue_depth": 8,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+}
+"""What DeepSpeed takes where the section says nothing (deepspeed 0.19.8: runtime/swap_tensor/constants.py)."""
+
+_TRIED: Final[Mapping[str, tuple[int | bool, ...]]] = {
+    "queue_depth": (32, 128),
+    "intra_op_parallelism": (2, 4, 8),
+    "overlap_events": (False,),
+    "single_submit": (True,),
+}
+_BUFFER_BYTES: Final = 64 * MIB
+_PIECES: Final = 4
+
+_CHILD_OVERHEAD_S: Final = 120.0
+"""The child may take so much longer than it measures: it imports torch and DeepSpeed, and finishes a slow trial."""
+
+
+@dataclass(frozen=True)
+class AioMeasurement:
+    """Measured on one folder's disk.
+
+    Attributes:
+        settings: the `aio` section.
+        read_gb_s, write_gb_s: speed with these settings, in 10**9 bytes a second.
+        file_bytes: size of the file that was written and read, past the page cache. A disk with its own cache
+            may be slower on more.
+        trials: how many settings were measured.
+        why: why these settings.
+    """
+
+    settings: Mapping[str, int | bool]
+    read_gb_s: float
+    write_gb_s: float
+    file_bytes: int
+    trials: int
+    why: str
+
+    @property
+    def label(self) -> str:
+        return (
+            f"measured: reads {self.read_gb_s:.2f} GB/s, writes {self.write_gb_s:.2f} GB/s "
+            f"(file of {self.file_bytes // MIB} MiB, {self.trials} settings)"
+        )
+
+
+def measure(
+    folder: str | Path, *, cpu: bool, start: Mapping[str, int | bool] = DEFAULTS, budget_s: float = 5.0
+) -> AioMeasurement:
+    """Measures DeepSpeed's reads and writes in `folder`, which keeps no file of it.
+
+    Args:
+        folder: the `nvme_path`.
+        cpu: which build of async_io to take, the one for a CPU or that for a GPU.
+        start: the settings to beat, which stay where nothing is clearly faster.
+        budget_s: seconds to measure; the trial under way is finished, and `start` is measured in any case.
+
+    Raises:
+        MissingPackageError: async_io is not built.
+        InputError, DoesNotFitError: the folder does not do (see `nvme.preflight`).
+        RunError: the measurement failed.
+    """
+    extensions = ops.extensions_folder(cpu=cpu)
+    if not all((extensions / name / f"{name}.so").exists() for name in ("pin_memory", "async_io")):
+        raise MissingPackageError(
+            f"{folder}: not measured, because DeepSpeed's async_io is not built yet. Build it with the first run of "
+            f"an infinity variant: memkit recipe gpt2-on-16gb --variant infinity"
+        )
+    path = user_path(folder)
+    preflight(path, needed_bytes=_PIECES * _BUFFER_BYTES, locked_bytes=_BUFFER_BYTES).raise_problems()
+    environment = {
+        **os.environ,
+        "TORCH_EXTENSIONS_DIR": str(extensions),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "DS_LOG_LEVEL": "error",
+        **({"DS_ACCELERATOR": "cpu"} if cpu else {}),
+    }
+    with tempfile.TemporaryDirectory(prefix="memkit-aio-", dir=path) as inside:
+        command = [
+            sys.executable,
+            "-m",
+            "hf_memkit.deepspeed.aio",
+            inside,
+            json.dumps({**DEFAULTS, **start}),
+            str(budget_s),
+        ]
+        try:
+            child = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=budget_s + _CHILD_OVERHEAD_S,
+                preexec_fn=ends_with_this(),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            size = _PIECES * _BUFFER_BYTES // MIB
+            raise RunError(
+                f"{folder}: too slow: {size} MiB took longer than {budget_s + _CHILD_OVERHEAD_S:.0f} s; give a folder "
+                f"on another disk: --nvme-path FOLDER"
+            ) from None
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}, no message"])[-1]
+        own = f"{RunError.__module__}.{RunError.__name__}: "
+        of_disk = child.returncode < 0 or last.startswith(own)  # async_io ends the process where it cannot read
+        fix = "look for errors of the disk: sudo dmesg" if of_disk else "check DeepSpeed: ds_report"
+        raise RunError(f"{folder}: the measurement failed: {last.removeprefix(own)[-300:].rstrip('.')}; {fix}")
+    return AioMeasurement(**json.loads(child.stdout.splitlines()[-1]))
+
+
+def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float) -> dict[str, Any]:
+    """What `measure` returns, measured in this process."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    handle_class = get_accelerator().create_op_builder("AsyncIOBuilder").load(verbose=False).aio_handle
+    keeper = handle_class(**start)
+    buffer = keeper.new_cpu_locked_tensor(_BUFFER_BYTES, torch.empty(0, dtype=torch.uint8)).random_()
+    file = f"{folder}/probe"
+
+    def trial(settings: Mapping[str, int | bool]) -> tuple[float, float]:
+        """(seconds to read the file, seconds to write it)."""
+        handle = handle_class(**settings)
+        return _timed(handle.sync_pread, buffer, file), _timed(handle.sync_pwrite, buffer, file)
+
+    _timed(keeper.sync_pwrite, buffer, file)  # the first writing finds the blocks, the later ones are the rule
+    deadline = time.monotonic() + budget_s
+    first = trial(start)
+    best, best_times, trials = dict(start), first, 1
+    for key, value in _changes():
+        if time.monotonic() > deadline:
+            break
+        if best[key] == value:
+            continue
+        settings = {**best, key: value}
+        times = trial(settings)
+        trials += 1
+        if sum(times) < sum(best_times):
+            best, best_times = settings, times
+    again = trial(start)
+    noise = abs(sum(first) - sum(again))
+    start_times = min(first, again, key=sum)
+    why = f"the fastest of {trials} that were measured on that path"
+    if sum(best_times) >= sum(start_times) - noise:
+        best, best_times = dict(start), start_times
+        why = f"kept: none of {trials} is faster on that path by more than two trials of these differ"
+    size = _PIECES * _BUFFER_BYTES
+    read_s, write_s = best_times
+    return {
+        "settings": best,
+        "read_gb_s": size / read_s / GB,
+        "write_gb_s": size / write_s / GB,
+        "file_bytes": size,
+        "trials": trials,
+        "why": why,
+    }
+
+
+def _changes() -> Iterator[tuple[str, int | bool]]:
+    """(key, value) to try next with the best of the other settings; no more threads than this process has cores."""
+    cores = len(os.sched_getaffinity(0))
+    for key, values in _TRIED.items():
+        for value in values:
+            if key != "intra_op_parallelism" or value <= cores:
+                yield key, value
+
+
+def _timed(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> float:
+    """Seconds to move the whole file through `swap`."""
+    started = time.perf_counter()
+    for piece in range(_PIECES):
+        if swap(buffer, file, piece * _BUFFER_BYTES) != 1:
+            raise RunError("DeepSpeed's async_io could not read or write a file")
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure_here(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]))))

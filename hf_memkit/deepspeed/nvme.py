@@ -1,0 +1,362 @@
+"""A folder for ZeRO-Infinity: whether DeepSpeed can swap to it, tried before an engine starts; then held by one run.
+
+DeepSpeed does not look at the results of its reads and writes (deepspeed 0.19.8: ops/csrc/aio/common/
+deepspeed_aio_common.cpp, `_do_io_complete`): on a full disk, or one that refuses a write, training goes on with what
+is not there, until a C++ assertion ends the process. Everything that can be known before is found out here.
+
+DeepSpeed writes to `<nvme_path>/zero_stage_3/` (deepspeed 0.19.8: runtime/zero/stage3.py 841,
+runtime/swap_tensor/partitioned_param_swapper.py 86), numbers the files by rank and parameter, and never removes them.
+Two runs with one folder write into each other's files without an error. So a run of memkit holds a lock on the folder
+while it lasts; a lock file that nobody holds is the trace of a run that was killed, whose files may go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Literal
+
+import psutil
+
+from hf_memkit.catalog.memlock import can_lock
+from hf_memkit.common.errors import DoesNotFitError, InputError, MissingPackageError
+from hf_memkit.common.units import format_gib
+from hf_memkit.common.user_files import user_path
+
+DIRECT_IO_BYTES: Final = 1024
+"""The smallest piece that DeepSpeed reads or writes (deepspeed 0.19.8: runtime/swap_tensor/utils.py,
+AIO_ALIGNED_BYTES)."""
+
+_PAGE: Final = 4096
+_IN_RAM: Final = ("tmpfs", "ramfs")
+_REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "lustre", "gpfs", "beegfs", "virtiofs")
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Problems and notes; each line names the folder and the fix.
+
+    Attributes:
+        unusable: why DeepSpeed cannot swap to this folder at all.
+        shortages: what is not enough: disk, or memory that may be locked.
+        missing: a library that must be installed first.
+        notes: what works, and may disappoint.
+    """
+
+    unusable: tuple[str, ...] = ()
+    shortages: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def raise_problems(self) -> None:
+        """Raises the most severe kind of problem, all lines of that kind at once.
+
+        Raises:
+            InputError: the folder cannot be used.
+            DoesNotFitError: disk or lockable memory is not enough.
+            MissingPackageError: a library is missing.
+        """
+        if self.unusable:
+            raise InputError("\n".join(self.unusable))
+        if self.shortages:
+            raise DoesNotFitError("\n".join(self.shortages))
+        if self.missing:
+            raise MissingPackageError("\n".join(self.missing))
+
+
+def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -> Preflight:
+    """Tries everything that DeepSpeed will do with `folder`. Takes milliseconds and leaves nothing behind.
+
+    Args:
+        folder: the `nvme_path`.
+        needed_bytes: what will be swapped there, by all processes of this machine.
+        locked_bytes: the buffers that one process locks in RAM.
+    """
+    path = user_path(folder).absolute()
+    unusable, shortages, missing, notes = [], [], [], []
+    if not _libaio_loads():
+        missing.append("DeepSpeed needs libaio; run: sudo apt-get install libaio-dev")
+    if not can_lock(locked_bytes):
+        shortages.append(
+            f"DeepSpeed locks {format_gib(locked_bytes)} of buffers in RAM, and this process may not; "
+            f"run: ulimit -l unlimited (in a container: docker run --ulimit memlock=-1)"
+        )
+    try:
+        with made_folder(path):
+            unusable += _direct_io_problem(path)
+            shortages += [] if unusable else _disk_shortage(path, needed_bytes)
+            notes += _notes(path)
+            leftover = find_leftover(path)
+            if leftover is not None:
+                (notes if leftover.owner == "ended" else unusable).append(leftover.line)
+    except OSError as error:
+        unusable.append(f"cannot be made ({error.strerror}); give another folder")
+    lines = (unusable, shortages, missing, notes)
+    return Preflight(*(tuple(f"--nvme-path {folder}: {line}" for line in kind) for kind in lines))
+
+
+@contextlib.contextmanager
+def ready(
+    folder: str | Path, say: Callable[[str], None], *, needed_bytes: int, locked_bytes: int = 0
+) -> Iterator[None]:
+    """The folder, found good and held for one run: see `preflight` and `hold`.
+
+    Raises:
+        InputError, DoesNotFitError, MissingPackageError: see `Preflight.raise_problems`.
+    """
+    found = preflight(folder, needed_bytes=needed_bytes, locked_bytes=locked_bytes)
+    found.raise_problems()
+    for note in found.notes:
+        say(f"Note: {note}")
+    with hold(user_path(folder)):
+        yield
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that `path` lies on (`ext4`, `tmpfs`, `overlay` …); empty if it is not known."""
+    mounts = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
+    for parent in (path, *path.parents):
+        if str(parent) in mounts:
+            return mounts[str(parent)]
+    return ""
+
+
+def _notes(path: Path) -> list[str]:
+    kind = file_system(path)
+    if kind in _IN_RAM:
+        return [f"is in RAM ({kind}): swapping to it frees no RAM; give a folder on a disk"]
+    if kind.startswith(_REMOTE):
+        return [f"is on a network or shared file system ({kind}): every step waits for it; give a local disk"]
+    return []
+
+
+def _direct_io_problem(path: Path) -> list[str]:
+    """Why DeepSpeed's kind of I/O (O_DIRECT, pieces of 1024 bytes) does not work here; nothing if it does."""
+    page = mmap.mmap(-1, _PAGE)  # page-aligned, as O_DIRECT asks
+    page.write(os.urandom(_PAGE))
+    written = bytes(page)
+    probe = path / f".memkit-probe-{os.getpid()}"
+    try:
+        descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            kind = file_system(path) or "unknown"
+            return [f"its file system ({kind}) refuses O_DIRECT, by which DeepSpeed swaps; give one on a local disk"]
+        return [f"cannot be written to ({error.strerror}); give another folder"]
+    finally:
+        with contextlib.suppress(OSError):  # some file systems make the file and then refuse the flag
+            probe.unlink()
+    try:
+        os.pwrite(descriptor, page, 0)
+        page.seek(0)
+        page.write(bytes(_PAGE))
+        os.preadv(descriptor, [page], 0)
+        if bytes(page) != written:
+            return ["does not read back what O_DIRECT wrote; give another disk"]
+        try:
+            os.pwrite(descriptor, memoryview(page)[:DIRECT_IO_BYTES], _PAGE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return [
+                f"this disk takes pieces of 4096 bytes only, and DeepSpeed, whose pieces are {DIRECT_IO_BYTES} bytes, "
+                f"does not notice what is refused; give a disk with sectors of 512 bytes (lsblk -t shows them)"
+            ]
+    except OSError as error:
+        return [f"cannot be written to ({error.strerror}); give another folder"]
+    finally:
+        os.close(descriptor)
+    return []
+
+
+def _disk_shortage(path: Path, needed_bytes: int) -> list[str]:
+    """What the disk lacks, quotas included. Swap files of a killed run count as free: the next run removes them."""
+    leftover = find_leftover(path)
+    reclaimed = leftover.size_bytes if leftover is not None and leftover.owner == "ended" else 0
+    free = shutil.disk_usage(path).free + reclaimed
+    if needed_bytes > free:
+        return [
+            f"{format_gib(needed_bytes)} will be swapped there, and {format_gib(free)} are free; "
+            f"free space or give another disk (df -h shows it)"
+        ]
+    if needed_bytes > reclaimed and not _can_reserve(path, needed_bytes - reclaimed):
+        return [
+            f"{format_gib(needed_bytes)} will be swapped there: the disk has them free, but a quota forbids them; "
+            f"raise the quota or give another disk (quota -s shows it)"
+        ]
+    return []
+
+
+def _can_reserve(path: Path, size_bytes: int) -> bool:
+    """Whether the file system grants `size_bytes` to one file, which is removed again; nothing is written.
+
+    True where it cannot be asked. Not by `os.posix_fallocate`: where the file system lacks the call, the C library
+    writes every block instead.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with tempfile.TemporaryFile(dir=path) as file:
+        done = libc.fallocate(file.fileno(), 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
+        return done == 0 or ctypes.get_errno() not in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _libaio_loads() -> bool:
+    """Whether the library that async_io is linked with is here, under its old name or that of Debian 13."""
+    for name in ("libaio.so.1", "libaio.so.1t64"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+_LOCK_FILE: Final = "memkit-swap.lock"
+
+Owner = Literal["running", "ended", "unknown"]
+"""Whose swap files: a run of memkit that holds the folder; one that was killed; another program's."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Swap files that lie in a folder before a run begins.
+
+    Attributes:
+        path: the folder that holds them, or the lock file of a run that has not written any yet.
+        size_bytes: what they take on the disk.
+        idle_s: seconds since the last one was written.
+        owner: see `Owner`.
+        who: process and host of the run that left or holds them; empty if unknown.
+    """
+
+    path: Path
+    size_bytes: int
+    idle_s: float
+    owner: Owner
+    who: str
+
+    @property
+    def line(self) -> str:
+        """What lies here, and what to do about it."""
+        if self.owner == "running":
+            return f"another run ({self.who}) uses this folder now; give each run its own: --nvme-path FOLDER"
+        what = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
+        if self.owner == "ended":
+            return (
+                f"{what} {self.path}, left by a run that was killed ({self.who}); they are removed at the next start"
+            )
+        return f"{what} {self.path}, by a program other than memkit; if none uses them, run: rm -r {self.path}"
+
+
+def swap_folder(nvme_path: str | Path) -> Path:
+    """Where DeepSpeed puts its files."""
+    return Path(nvme_path) / "zero_stage_3"
+
+
+def swap_bytes(nvme_path: str | Path) -> int:
+    """What DeepSpeed's files take on the disk."""
+    total = 0
+    for file in swap_folder(nvme_path).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a live run may replace its files meanwhile
+            total += file.stat().st_blocks * 512 if file.is_file() else 0
+    return total
+
+
+def find_leftover(nvme_path: str | Path) -> Leftover | None:
+    """What an earlier or a running job has in this folder, or None. Changes nothing."""
+    lock_path, folder = Path(nvme_path) / _LOCK_FILE, swap_folder(nvme_path)
+    owner: Owner = "unknown"
+    who = ""
+    try:
+        with lock_path.open("r+") as lock:
+            who = lock.read().strip()
+            owner = "ended" if _take(lock) else "running"
+    except FileNotFoundError:
+        if not folder.is_dir():
+            return None
+    except OSError:  # another user's
+        owner = "running"
+    written = [0.0]
+    for file in (lock_path, folder, *folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            written.append(file.stat().st_mtime)
+    shown = folder if folder.is_dir() else lock_path
+    return Leftover(shown, swap_bytes(nvme_path), max(0.0, time.time() - max(written)), owner, who or "unknown")
+
+
+@contextlib.contextmanager
+def hold(nvme_path: str | Path) -> Iterator[None]:
+    """Keeps the folder for one run: removes what a killed run left before it, and everything swapped after it.
+
+    Makes the folder where there is none, and removes it again if it is empty then. One process a machine holds it for
+    all of a job's processes, before the first of them makes its model.
+
+    Raises:
+        InputError: a run holds the folder, or another program's swap files are in it.
+        OSError: it cannot be made.
+    """
+    with made_folder(Path(nvme_path)), _held(Path(nvme_path)):
+        yield
+
+
+@contextlib.contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Makes a folder and its parents; afterwards removes those that it made and that are empty.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty, or gone
+            for folder in missing:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Holds the lock of `path`; there are no swap files at the start, and none at the end.
+
+    Raises:
+        InputError: somebody else's files or lock are here.
+    """
+    lock_path = path / _LOCK_FILE
+    found = find_leftover(path)
+    if found is not None and found.owner != "ended":
+        raise InputError(f"{path}: {found.line}")
+    with lock_path.open("a+") as lock:
+        # The file may have been removed by its last holder between the opening and the locking.
+        if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+            raise InputError(
+                f"{path}: another run has just taken this folder. Give each run its own: --nvme-path FOLDER"
+            )
+        try:
+            shutil.rmtree(swap_folder(path), ignore_errors=True)
+            lock.seek(0)
+            lock.truncate()
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+            yield
+        finally:
+            shutil.rmtree(swap_folder(path), ignore_errors=True)
+            lock_path.unlink(missing_ok=True)
+
+
+def _take(lock: IO[str]) -> bool:
+    """Whether the lock could be had; it is let go when the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""DeepSpeed's C++ operators: which ones a setup needs, and building them where the user can see it.
+
+DeepSpeed compiles an operator the first time it is used, silently, for up to some minutes, and a compilation that
+was killed leaves a lock on which the next one waits for ever. Here they are built before the engine starts, one line
+each, in a separate folder for every version of DeepSpeed and torch and every environment (torch's own key has none
+of these).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Final
+
+from hf_memkit.common.errors import MissingPackageError, RunError
+
+_BUILDERS: Final = {
+    "deepspeed_shm_comm": "ShareMemCommBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "pin_memory": "PinMemoryBuilder",
+    "quantizer": "QuantizerBuilder",
+}
+"""Name of the operator → name of its builder (deepspeed:op_builder/)."""
+
+
+def extensions_folder(*, cpu: bool) -> Path:
+    """Where the operators of this DeepSpeed and torch are built: beside torch's other extensions. Those for a CPU and
+    those for a GPU are built with different flags."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    key = f"deepspeed-{version('deepspeed')}-torch-{version('torch')}-{python}-{platform.machine()}"
+    # The commands name the environment's folders: another environment would build everything again, unannounced.
+    prefix = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    key += f"-{'cpu' if cpu else 'cuda'}-{prefix}"
+    return root if root.name == key else root / key
+
+
+def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
+    """The operators that a DeepSpeed config needs. On a CPU the communication backend is one of them."""
+    zero = config.get("zero_optimization", {})
+    devices = {zero.get(part, {}).get("device") for part in ("offload_optimizer", "offload_param")}
+    names = ["deepspeed_shm_comm"] if cpu else []
+    if devices & {"cpu", "nvme"}:
+        names.append("cpu_adam")
+    if "nvme" in devices:
+        names += ["pin_memory", "async_io"]  # async_io loads the other one first
+    if any(zero.get(f"zero_quantized_{what}") is True for what in ("weights", "nontrainable_weights", "gradients")):
+        names.append("quantizer")
+    return tuple(names)
+
+
+def missing_tools(names: tuple[str, ...], *, cpu: bool) -> list[str]:
+    """Debian packages that building these operators lacks. On a GPU async_io asks for CUDA's compiler."""
+    packages = []
+    if names and shutil.which(os.environ.get("CXX", "g++")) is None:
+        packages.append("g++")
+    if names and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        packages.append("python3-dev")
+    if "async_io" in names and not packages and not _finds_libaio():
+        packages.append("libaio-dev")
+    if {"async_io", "quantizer"} & set(names) and not cpu and not _has_cuda_compiler():
+        packages.append("nvidia-cuda-toolkit")
+    return packages
+
+
+def _has_cuda_compiler() -> bool:
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    return CUDA_HOME is not None and (Path(CUDA_HOME) / "bin" / "nvcc").exists()
+
+
+def _finds_libaio() -> bool:
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, "-E", "-x", "c++", "-"]
+    return subprocess.run(command, input="#include <libaio.h>\n", text=True, capture_output=True).returncode == 0
+
+
+def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:
+    """Builds missing operators, with a message. Sets TORCH_EXTENSIONS_DIR and PATH for this process.
+
+    Raises:
+        MissingPackageError: the compiler or a header is missing; names the packages.
+        RunError: an operator does not build; the message ends with the compiler's last lines.
+    """
+    folder = extensions_folder(cpu=cpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    # ninja comes with DeepSpeed as a Python package: its program lies beside the interpreter, maybe not on PATH.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    to_build = tuple(name for name in names if not (folder / name / f"{name}.so").exists())
+    packages = missing_tools(to_build, cpu=cpu)
+    if packages:
+        raise MissingPackageError(
+            f"DeepSpeed must compile {', '.join(to_build)}; missing: {', '.join(packages)}; run: "
+            f"sudo apt-get install {' '.join(packages)}"
+        )
+    with _alone(folder, say):
+        for name in to_build:
+            if (folder / name / f"{name}.so").exists():
+                continue  # another process built it while this one waited
+            say(f"Building DeepSpeed's {name} (the first time only; this takes up to some minutes) …")
+            started = time.monotonic()
+            _build_one(name)
+            say(f"Built {name} in {time.monotonic() - started:.0f} s.")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the folder for this process, and clears the locks that killed builds left in it."""
+    with (folder / "memkit.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting for another memkit that is building DeepSpeed's operators …")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for lock_file in stale_locks([folder]):
+            lock_file.unlink(missing_ok=True)
+        yield
+
+
+def _build_one(name: str) -> None:
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            with _output_to(output):
+                from deepspeed.accelerator import get_accelerator
+
+                builder = get_accelerator().create_op_builder(_BUILDERS[name])
+                # Debug symbols take a third of the compiler's time.
+                without = [each for each in builder.cxx_args() if each != "-g"]
+                builder.cxx_args = lambda: without
+                builder.load(verbose=False)
+        except Exception as error:
+            output.seek(0)
+            lines = [line for line in f"{output.read()}\n{error}".splitlines() if line.strip()]
+            raise RunError(
+                f"DeepSpeed's {name} does not build: {' | '.join(lines[-5:])[-800:]}; check what is missing: "
+                f"memkit doctor"
+            ) from error
+
+
+@contextlib.contextmanager
+def _output_to(file: IO[str]) -> Iterator[None]:
+    """Sends what this process and its compilers print to `file`.
+
+    By file descriptor: DeepSpeed's test for libaio duplicates `sys.stdout.fileno()`, and takes a stand-in without one
+    for a missing library.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    try:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+def extension_roots() -> tuple[Path, ...]:
+    """Where torch builds extensions for this user: TORCH_EXTENSIONS_DIR if it is set, and the default."""
+    asked = os.environ.get("TORCH_EXTENSIONS_DIR")
+    default = Path.home() / ".cache" / "torch_extensions"
+    return (Path(asked), default) if asked and Path(asked) != default else (default,)
+
+
+def stale_locks(roots: Iterable[Path]) -> list[Path]:
+    """Every build lock under `roots`, at most two folders deep as torch and memkit lay them out, that no process of
+    this machine holds any more.
+
+    torch makes `<folder>/<operator>/lock` while it builds and keeps it open (torch: utils/cpp_extension.py,
+    FileBaton); a build that was killed leaves it behind, and the next one silently waits on it forever.
+    """
+    found = {lock for root in roots for pattern in ("*/lock", "*/*/lock") for lock in root.glob(pattern)}
+    return sorted(lock for lock in found if not is_held(lock))
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process has the lock file open. Those of other users cannot be seen, and count as not holding it."""
+    try:
+        wanted = lock.stat()
+    except FileNotFoundError:
+        return False
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            opened = descriptor.stat()
+        except OSError:  # the process has ended, or is another user's
+            continue
+        if (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+    return False

@@ -1,0 +1,77 @@
+"""Which optimizer steps under DeepSpeed.
+
+With an optimizer offloaded accelerate replaces Trainer's by one of DeepSpeed's for the CPU, silently (accelerate 1.15:
+accelerator.py 2373, utils/deepspeed.py 29); an optimizer in the JSON makes Trainer's `optim` count for nothing
+(transformers 5.23: integrations/deepspeed.py 576).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_memkit.catalog.optimizers import find_optimizer
+from hf_memkit.deepspeed.settings import ZeroSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """What steps.
+
+    Attributes:
+        optimizer: its class; None: Trainer's own, as `optim` says.
+        same_algorithm: whether that computes what was asked for.
+        why: in one line.
+    """
+
+    optimizer: str | None
+    same_algorithm: bool
+    why: str
+
+
+def stepping_optimizer(config: Mapping[str, Any], optim: str) -> Stepping:
+    """What steps with this DeepSpeed JSON and Trainer's `optim`."""
+    settings = ZeroSettings.from_config(config)
+    offloaded = settings.optimizer.device != "none"
+    if settings.optimizer_type is not None:
+        return _of_json(config, settings.optimizer_type, optim, offloaded=offloaded)
+    kept = not offloaded or config.get("zero_force_ds_cpu_optimizer") is False
+    if optim == "adagrad" and settings.stage and kept:
+        # deepspeed 0.19.8: runtime/zero/stage3.py 1363, stage_1_and_2.py 947
+        why = "ZeRO turns Trainer's Adagrad with two parameter groups into one with a single group: IndexError"
+        return Stepping(None, False, why)
+    if not offloaded:
+        return Stepping(None, True, "nothing is offloaded: Trainer's own optimizer steps")
+    if kept:
+        return Stepping(None, True, "zero_force_ds_cpu_optimizer is false: Trainer's own optimizer steps on the CPU")
+    if find_optimizer(optim).deepspeed == "lion":
+        return Stepping("DeepSpeedCPULion", True, "accelerate replaces it with DeepSpeed's Lion for the CPU")
+    if optim == "adagrad":
+        why = "accelerate replaces it with DeepSpeedCPUAdagrad and passes an argument it does not accept: TypeError"
+        return Stepping("DeepSpeedCPUAdagrad", False, why)
+    if find_optimizer(optim).deepspeed == "adamw":
+        return Stepping("DeepSpeedCPUAdam", True, "accelerate replaces it with DeepSpeed's AdamW for the CPU")
+    if "adafactor" in optim:
+        why = f"accelerate replaces {optim} with DeepSpeedCPUAdam, which cannot read its learning rate: TypeError"
+        return Stepping("DeepSpeedCPUAdam", False, why)
+    why = f"accelerate silently replaces {optim} with DeepSpeedCPUAdam, which uses L2 decay"
+    return Stepping("DeepSpeedCPUAdam", False, why)
+
+
+def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: bool) -> Stepping:
+    """An optimizer of the JSON (deepspeed 0.19.8: runtime/engine.py 2476)."""
+    name = kind.lower()
+    parameters = config["optimizer"].get("params")
+    torch_adam = isinstance(parameters, Mapping) and parameters.get("torch_adam") is True
+    if name in ("adam", "adamw"):
+        made = "AdamW" if torch_adam else "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+        same = find_optimizer(optim).deepspeed == "adamw"
+    elif name == "lion":
+        made, same = ("DeepSpeedCPULion" if offloaded else "FusedLion"), find_optimizer(optim).deepspeed == "lion"
+    elif name == "adagrad":
+        made, same = ("DeepSpeedCPUAdagrad" if offloaded else "Adagrad"), optim == "adagrad"
+    else:
+        made, same = kind, optim == name
+    why = f"the DeepSpeed JSON has an optimizer, {kind}: optim has no effect; delete the section to use optim"
+    return Stepping(made, same, why)

@@ -1,0 +1,285 @@
+"""What ZeRO stage 3 holds; with ZeRO-Infinity also on disk, and in the page-locked buffers between disk and RAM.
+
+Lines are those of deepspeed 0.19.8: runtime/zero/stage3.py, where no file is named.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.common.terms import Place
+from hf_memkit.deepspeed.engine_terms import Term
+from hf_memkit.deepspeed.settings import ZeroSettings
+from hf_memkit.deepspeed.split import Split, aligned, rounding_row, split, sub_groups
+from hf_memkit.setup.ledger import Row
+
+_SOURCE = "deepspeed 0.19.8: runtime/zero/stage3.py"
+_COORDINATOR = "deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py"
+_SWAP = "deepspeed 0.19.8: runtime/swap_tensor"
+_PARTITION = "deepspeed 0.19.8: runtime/zero/partition_parameters.py"
+
+
+def stage_3_rows(
+    settings: ZeroSettings,
+    trained: ModelFacts,
+    frozen: ModelFacts | None,
+    *,
+    gpus: int,
+    processes: int,
+    linear_elements: int = 0,
+) -> tuple[Row, ...]:
+    """Rows of one GPU and of one machine with `gpus` processes; some are of 0 bytes. `linear_elements`: as
+    `zero_ledger` has it."""
+    parts = split(trained, processes)
+    return (
+        *_parameters(settings, trained, parts, frozen, gpus=gpus, linear_elements=linear_elements),
+        *_gradients(settings, trained, parts, gpus=gpus),
+        *_states(settings, parts, gpus=gpus),
+        _rounding(settings, parts, gpus=gpus),
+        *_saved(settings, trained),
+    )
+
+
+def _saved(settings: ZeroSettings, trained: ModelFacts) -> list[Row]:
+    """What rank 0 gathers in RAM before it writes the model; of adapters it gathers these alone."""
+    if not settings.gathers_to_save:
+        return []
+    source = "deepspeed 0.19.8: runtime/engine.py 5631, _zero3_consolidated_16bit_state_dict"
+    return [Term.SAVED_WEIGHTS.row("host", settings.element_bytes * trained.parameters, source, "save")]
+
+
+def _parameters(
+    settings: ZeroSettings,
+    trained: ModelFacts,
+    parts: Split,
+    frozen: ModelFacts | None,
+    *,
+    gpus: int,
+    linear_elements: int,
+) -> list[Row]:
+    element, share = settings.element_bytes, parts.share
+    offload = settings.parameters
+    of_both = (trained,) if frozen is None else (trained, frozen)
+    elements, largest = sum(each.parameters for each in of_both), max(each.largest_parameter for each in of_both)
+    persistent = sum(size for each in of_both for size in each.sizes if size <= settings.persistent_elements)
+    rows = []
+    if offload.device == "none":
+        rows.append(Term.WEIGHT_PARTITION.row("device", element * share, f"{_SOURCE} 972: lp_param_buffer"))
+    frozen_parts = None if frozen is None else split(frozen, parts.processes)
+    if frozen_parts is not None:
+        place: Place = "device" if offload.device == "none" else "pinned" if offload.pin_memory else "host"
+        count = 1 if offload.device == "none" else gpus
+        shares = [share for group in frozen_parts.shares for share in group]
+        kept = [each for each in shares if offload.device != "nvme" or not is_swapped(settings, element * each)]
+        rows.append(
+            Term.FROZEN_WEIGHT_PARTITION.row(
+                place, count * element * sum(kept), f"{_PARTITION}: ds_tensor; only what is trained is flattened"
+            )
+        )
+    # One process that keeps its weights on the GPU gathers nothing: its partition is the parameter.
+    gathers = parts.processes > 1 or offload.device != "none"
+    if gathers:
+        # The module that computes is gathered whatever the limit is.
+        live = min(elements, max(settings.live_elements, largest))
+        rows += [
+            Term.SMALL_PARAMETERS.row(
+                "device", element * persistent, f"{_COORDINATOR}: stage3_param_persistence_threshold"
+            ),
+            Term.LIVE_PARAMETERS.row(
+                "device", element * live, f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"
+            ),
+        ]
+    if gathers and not settings.lean_linears:
+        # torch's own linear layer saves the transposed weight, a view that keeps what was gathered.
+        rows.append(
+            Term.HELD_WEIGHTS.row(
+                "device",
+                element * linear_elements,
+                "deepspeed 0.19.8: runtime/zero/linear.py: memory_efficient_linear",
+            )
+        )
+    if parts.processes > 1 and not settings.sequential:
+        bucket = min(elements, max(settings.prefetch_elements, largest))
+        rows.append(
+            Term.ALL_GATHER_BUFFER.row(
+                "device",
+                element * bucket,
+                f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size",
+            )
+        )
+    secondary = min(settings.secondary_partition, parts.processes)
+    if settings.secondary_partition > 1:
+        rows.append(
+            Term.SECONDARY_PARTITION.row(
+                "device", element * elements // secondary, f"{_PARTITION}: zero_hpz_partition_size"
+            )
+        )
+    if offload.device == "cpu":
+        rows.append(
+            Term.WEIGHT_PARTITION.row(
+                "pinned", gpus * element * share, f"{_SOURCE} 906: page-locked whatever pin_memory says"
+            )
+        )
+    elif offload.device == "nvme":
+        rows += _swapped_parameters(settings, trained, parts, frozen, frozen_parts, gpus=gpus)
+    return rows
+
+
+def _gradients(settings: ZeroSettings, trained: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
+    element = settings.element_bytes
+    partition = settings.accumulator_bytes * parts.share
+    term, source = Term.FLAT_GRADIENT_PARTITION, f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"
+    rows = [
+        Term.LARGEST_GRADIENT.row(
+            "device", element * trained.largest_parameter, f"{_SOURCE}: a gradient before it is reduced", "backward"
+        ),
+        Term.GRADIENT_BUCKET.row(
+            "device",
+            settings.buckets * element * settings.bucket_elements,
+            f"{_SOURCE} 782: reduce_bucket_size, held from the start",
+        ),
+    ]
+    if settings.optimizer.device == "none":
+        return [*rows, term.row("device", partition, source)]
+    place: Place = "pinned" if settings.optimizer.pin_memory else "host"
+    return [*rows, term.row(place, gpus * partition, source)]
+
+
+def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
+    """Master weights, moments and fp32 gradients, of the sub-groups on the GPU, in RAM and on disk."""
+    master, moments = settings.master_bytes, 2 * settings.moment_bytes
+    groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
+    offload = settings.optimizer
+    if offload.device == "none":
+        return [
+            # In fp32 too: DeepSpeed would take the weights themselves, but compares a torch.device with a string.
+            Term.MASTER_WEIGHTS.row("device", master * sum(groups), f"{_SOURCE} 1166"),
+            Term.MOMENTS.row("device", moments * sum(groups), "Adam: exp_avg and exp_avg_sq"),
+            Term.FLATTENED_GRADIENTS.row(
+                "device", settings.accumulator_bytes * max(groups), f"{_SOURCE} 2686: of one sub-group", "optimizer"
+            ),
+            Term.CONVERTED_GRADIENTS.row(
+                "device",
+                master * max(groups) if settings.accumulator_bytes != master else 0,
+                f"{_SOURCE} 2687: of one sub-group",
+                "optimizer",
+            ),
+        ]
+    first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
+    on_gpu, offloaded = sum(groups[:first]), groups[first:]
+    rows = [
+        Term.STATES_KEPT_BY_RATIO.row(
+            "device", (master + moments + master) * on_gpu, f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"
+        ),
+    ]
+    place: Place = "pinned" if offload.pin_memory else "host"
+    if settings.swaps_optimizer:
+        rows += _swapped_states(settings, parts, gpus=gpus)
+        offloaded = [size for size in offloaded if not is_swapped(settings, master * size)]
+    total = sum(offloaded)
+    return [
+        *rows,
+        Term.FP32_MASTER_WEIGHTS.row("host", gpus * master * total, f"{_SOURCE} 1156"),
+        Term.FP32_MOMENTS.row("host", gpus * moments * total, "DeepSpeedCPUAdam: two"),
+        Term.FP32_GRADIENTS.row(place, gpus * master * total, f"{_SOURCE} 1338: a buffer a sub-group"),
+    ]
+
+
+def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> Row:
+    """What torch's pinned allocator adds."""
+    blocks = []
+    if settings.optimizer.device != "none" and settings.optimizer.pin_memory:
+        blocks.append(settings.accumulator_bytes * parts.share)
+        if not settings.swaps_optimizer:
+            groups = sub_groups(parts, settings.sub_group_elements)
+            blocks += [settings.master_bytes * sum(parts.shares[g][i] for g, i in group) for group in groups]
+    if settings.parameters.device == "cpu":
+        blocks += [settings.element_bytes * sum(shares) for shares in parts.shares]
+    return rounding_row(gpus * blocks)
+
+
+SWAP_BUFFERS: Final = (Term.OPTIMIZER_SWAP_BUFFERS, Term.PARAMETER_SWAP_BUFFERS, Term.PARAMETER_WRITE_BACK_BUFFER)
+"""Terms of the page-locked buffers that DeepSpeed locks itself, with mlock (csrc/pin_memory/page_alloc.cpp)."""
+
+_SMALLEST_BYTES: Final = 1 << 20  # MIN_AIO_BYTES, runtime/swap_tensor/utils.py
+_ALIGNED_BYTES: Final = 1024  # AIO_ALIGNED_BYTES, there too
+
+
+def is_swapped(settings: ZeroSettings, size_bytes: int) -> bool:
+    """Whether something of this size goes to disk: smaller things stay in RAM."""
+    return size_bytes >= max(_SMALLEST_BYTES, settings.aio_block_bytes)
+
+
+def _aligned(settings: ZeroSettings, elements: int, element_bytes: int) -> int:
+    """Bytes of a swapped tensor (`_io_aligned_numel`)."""
+    return element_bytes * aligned(elements, _ALIGNED_BYTES * settings.aio_parallelism // element_bytes)
+
+
+def _swapped_parameters(
+    settings: ZeroSettings,
+    model: ModelFacts,
+    parts: Split,
+    frozen: ModelFacts | None,
+    frozen_parts: Split | None,
+    *,
+    gpus: int,
+) -> list[Row]:
+    """Rows of `offload_param` on NVMe, of one machine. `model` is what is trained."""
+    element, offload = settings.element_bytes, settings.parameters
+    kept = min(offload.max_in_cpu, parts.share)
+    sizes = [share for shares in parts.shares for share in shares]
+    tied = -(-model.tied // parts.processes)
+    others = [share for shares in frozen_parts.shares for share in shares] if frozen_parts is not None else []
+    others += [-(-frozen.tied // parts.processes)] if frozen is not None else []
+    written = [size for size in (*sizes, tied, *others) if is_swapped(settings, element * size)]
+    on_disk = sum(_aligned(settings, size, element) for size in written)
+    small = sum(element * size for size in sizes if not is_swapped(settings, element * size))
+    buffers = offload.buffer_count * _aligned(settings, offload.buffer_elements, element)
+    # The write-back buffer has room for whole parameters, not for their shares.
+    groups = sub_groups(parts, settings.sub_group_elements)
+    largest = max(groups, key=lambda group: sum(parts.shares[g][i] for g, i in group))
+    write_back = sum(_aligned(settings, model.groups[g][i], element) for g, i in largest)
+    small_place: Place = "pinned" if offload.pin_memory else "host"
+    return [
+        Term.WEIGHTS_IN_RAM.row(
+            "pinned", gpus * element * kept, "deepspeed 0.19.8: runtime/zero/stage3.py 899: max_in_cpu"
+        ),
+        Term.SMALL_WEIGHTS.row(small_place, gpus * small, f"{_SWAP}/utils.py: below 1 MiB"),
+        Term.PARAMETER_SWAP_BUFFERS.row(
+            "pinned", gpus * buffers, f"{_SWAP}/partitioned_param_swapper.py 122: buffer_count × buffer_size"
+        ),
+        Term.PARAMETER_WRITE_BACK_BUFFER.row(
+            "pinned",
+            gpus * write_back if kept < parts.share else 0,
+            f"{_SWAP}/partitioned_param_swapper.py 393: the largest sub-group's whole parameters",
+        ),
+        Term.WEIGHTS.row(
+            "disk",
+            gpus * on_disk,
+            f"{_SWAP}/partitioned_param_swapper.py; tied ones twice, because they are split before they are tied",
+        ),
+    ]
+
+
+def _swapped_states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
+    """Rows of `offload_optimizer` on NVMe, of one machine: the sub-groups that are large enough for the disk."""
+    master, moments = settings.master_bytes, 2 * settings.moment_bytes
+    by_group = [[parts.shares[g][i] for g, i in group] for group in sub_groups(parts, settings.sub_group_elements)]
+    swapped = [group for group in by_group if is_swapped(settings, master * sum(group))]
+    buffers = settings.optimizer.buffer_count * _aligned(settings, max(map(sum, by_group)), master)
+    states = sum(_aligned(settings, sum(group), master) * (master + moments) // master for group in swapped)
+    gradients = [share for group in swapped for share in group]
+    small = sum(share for share in gradients if not is_swapped(settings, master * share))
+    # Without a conversion they are parts of the flat gradient partition.
+    copied = small if settings.accumulator_bytes != master else 0
+    return [
+        Term.OPTIMIZER_SWAP_BUFFERS.row(
+            "pinned", gpus * buffers, f"{_SWAP}/utils.py 192: buffer_count × the largest sub-group × {master} bytes"
+        ),
+        Term.SMALL_GRADIENTS.row(
+            "host", gpus * master * copied, f"{_SWAP}/optimizer_utils.py: below 1 MiB a parameter", "backward"
+        ),
+        Term.STATES.row("disk", gpus * states, f"{_SWAP}/optimizer_utils.py"),
+        Term.GRADIENTS.row("disk", gpus * master * (sum(gradients) - small), f"{_SWAP}/optimizer_utils.py 104"),
+    ]

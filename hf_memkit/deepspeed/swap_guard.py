@@ -1,0 +1,182 @@
+"""Stops a run whose swapped states can no longer be written or read, before wrong ones reach a checkpoint.
+
+DeepSpeed does not look at what its reads and writes came to (deepspeed 0.19.8: ops/csrc/aio/common/
+deepspeed_aio_common.cpp, `_do_io_complete`), so on a full disk states are silently lost. A missing file is a
+bare `AssertionError`, and operations still under way then abort the process (deepspeed_py_io_handle.cpp,
+`_stop_threads`). The guard wraps the I/O handles of one engine: room for a file is asked of the file system
+before it is written (later writes go to the same blocks), its first writing must have reached every block, what is to
+be read must be there in full, and what is under way is waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import TrainerCallback
+
+from hf_memkit.common.errors import RunError
+
+_NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class SwapGuard(TrainerCallback):  # type: ignore[misc]
+    """Guards the engine of the training that begins; `engine` returns it (`lambda: trainer.deepspeed`)."""
+
+    def __init__(self, engine: Callable[[], Any]) -> None:
+        self._engine = engine
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        engine = self._engine()
+        if engine is not None:
+            guard_swapping(engine)
+
+
+def guard_swapping(engine: Any) -> None:
+    """Puts the guard before every handle by which this DeepSpeed engine swaps; does nothing where it does not swap.
+
+    Raises:
+        RunError: what was swapped while the engine was built is not there in full.
+    """
+    optimizer = engine.optimizer
+    swapper = getattr(optimizer, "optimizer_swapper", None)
+    parameters = [parameter for parameter in engine.module.parameters() if getattr(parameter, "nvme_swapper", None)]
+    if swapper is None and not parameters:
+        return
+    guards: list[_Guard] = []
+    if swapper is not None:
+        for name in ("aio_handle", "read_aio_handle", "write_aio_handle"):  # the pipelined one has two
+            _put(swapper, name, guards)
+        _put(swapper.gradient_swapper, "aio_handle", guards)
+        for info in swapper.swap_params_info.values():
+            for path in info.get_swap_paths():
+                _require(path, info.numel() * swapper.swap_element_size, guards)
+    for parameter_swapper in {id(p.nvme_swapper): p.nvme_swapper for p in parameters}.values():
+        for name in ("aio_read_handle", "aio_write_handle"):
+            _put(parameter_swapper, name, guards)
+        for number, path in parameter_swapper.id_to_path.items():
+            size = parameter_swapper.param_id_to_numel[number] * parameter_swapper.swap_element_size
+            _require(path, size, guards)
+
+
+class _Guard:
+    """Wraps an I/O handle: the calls that swap are checked, all others go through."""
+
+    def __init__(self, handle: Any, all_guards: list[_Guard]) -> None:
+        self._handle = handle
+        self._all_guards = all_guards
+        self._pending = 0
+        self._first_written: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+    def async_pwrite(self, buffer: Any, path: str, offset: int = 0) -> int:
+        """As the handle's, with room for the whole file."""
+        try:
+            if _make_room(path, offset + buffer.nbytes):
+                self._first_written.append((path, offset + buffer.nbytes))
+        except OSError as error:
+            _stop(path, f"cannot be written ({error.strerror})", self._all_guards)
+        return self._submitted(self._handle.async_pwrite(buffer, path, offset), path, "cannot be written")
+
+    def async_pread(self, buffer: Any, path: str, offset: int = 0) -> int:
+        """As the handle's, from a file that has everything."""
+        _require(path, offset + buffer.nbytes, self._all_guards)
+        return self._submitted(self._handle.async_pread(buffer, path, offset), path, "cannot be read")
+
+    def wait(self) -> int:
+        """As the handle's; files that were made since the last wait must have been written whole."""
+        self._pending = 0
+        done = int(self._handle.wait())
+        made, self._first_written = self._first_written, []
+        for path, size in made:
+            if _written_bytes(path) < size:
+                _stop(path, "was not written in full: the disk refused it (dmesg shows why)", self._all_guards)
+        return done
+
+    def drain(self) -> None:
+        """Waits for what is under way: a handle that is let go with work to do aborts the process."""
+        if self._pending:
+            self._pending = 0
+            self._handle.wait()
+
+    def _submitted(self, result: int, path: str, failure: str) -> int:
+        if result != 0:
+            _stop(path, failure, self._all_guards)
+        self._pending += 1
+        return result
+
+
+def _put(holder: Any, name: str, guards: list[_Guard]) -> None:
+    """Replaces the handle `holder.name`; one handle that several hold gets one guard."""
+    handle = getattr(holder, name, None)
+    if handle is None or isinstance(handle, _Guard):
+        return
+    guard = next((guard for guard in guards if guard._handle is handle), None)
+    if guard is None:
+        guard = _Guard(handle, guards)
+        guards.append(guard)
+    setattr(holder, name, guard)
+
+
+def _make_room(path: str, size: int) -> bool:
+    """Gives the file its blocks, unless it has that size already; whether the file system did so.
+
+    Raises:
+        OSError: the disk is full, or the folder is gone.
+    """
+    try:
+        if os.stat(path).st_size >= size:  # noqa: PTH116 (asked at every swap)
+            return False
+    except FileNotFoundError:
+        pass
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        # Not `os.posix_fallocate`: where the file system lacks the call, the C library writes every block instead.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code in _NO_SUCH_CALL:
+            return False
+        raise OSError(code, os.strerror(code))
+    finally:
+        os.close(descriptor)
+
+
+def _written_bytes(path: str) -> int:
+    """How far the file has been written without a gap. Blocks that it was given and that hold no data are a gap."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_HOLE)
+    finally:
+        os.close(descriptor)
+
+
+def _require(path: str, size: int, guards: list[_Guard]) -> None:
+    """Raises RunError unless the file has `size` bytes."""
+    try:
+        found = os.stat(path).st_size  # noqa: PTH116 (asked at every swap)
+    except OSError as error:
+        _stop(path, f"cannot be read ({error.strerror})", guards)
+    if found < size:
+        _stop(path, f"has {found} of {size} bytes: the disk is full, or was when it was written", guards)
+
+
+def _stop(path: str, what: str, guards: list[_Guard]) -> NoReturn:
+    """Raises RunError; nothing is under way any more."""
+    for guard in guards:
+        guard.drain()
+    folder = next((parent for parent in Path(path).parents if parent.exists()), Path("/"))
+    raise RunError(
+        f"swap file {path} {what}; earlier checkpoints are intact. Free space in {folder} (df -h {folder}) or "
+        f"reconnect the disk, then continue with --resume"
+    )

@@ -1,0 +1,236 @@
+"""The callback that measures memory in an existing Trainer. In: Trainer's events. Out: records, log keys, a report.
+
+```python
+trainer = Trainer(…, callbacks=[MemoryReportCallback()])   # records, report, console, trainer_state.json
+attach(trainer)                                            # instead: the numbers also reach TensorBoard and others
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol
+
+from transformers import TrainerCallback
+
+from hf_memkit.common.errors import SettingError, did_you_mean
+from hf_memkit.common.terms import Phase
+from hf_memkit.measuring.callback.dashboard import LOG, Log
+from hf_memkit.measuring.callback.one_training import CallbackOptions, Training
+from hf_memkit.measuring.callback.oom_note import OomNote
+from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+from hf_memkit.measuring.memory.readers import MemoryReader
+from hf_memkit.measuring.memory.recorder import RunRecorder
+
+P = ParamSpec("P")
+
+
+class PredictionLike(Protocol):
+    """A prediction, which this module does not import."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+_logger = logging.getLogger(__name__)
+
+
+class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' types are not followed
+    """Records memory at every optimizer step, evaluation and save of a Trainer, and reports it when training ends.
+
+    The callback never raises into training, changes no results and never synchronises the device. It counts its own
+    errors, logs the first and reports the count in the `end` record.
+
+    When training runs out of memory, the callback records that moment and adds a note with the most useful changes to
+    the exception, which continues unchanged. Python reports only uncaught exceptions to the callback: in a notebook,
+    or inside a `try`, write `with oom_advice(): trainer.train()`.
+
+    A copied or pickled callback is a new one with the same options.
+
+    Args:
+        output_dir: folder of the records. Default: the Trainer's `output_dir`.
+        phases: measure each phase of a step. This resets torch's peak counter
+            (`torch.cuda.reset_peak_memory_stats`) at each boundary, so that `torch.cuda.max_memory_allocated` gives
+            the peak of the current phase. `phases=False` leaves the counter alone; peaks then count from the start of
+            the process.
+        log: numbers under `memory/` in the logs of training steps: `"few"` (peaks, share of the GPU, fragmentation,
+            headroom), `"all"` or `"none"`.
+        summary: print a summary when training ends or runs out of memory; `"stderr"`: on standard error.
+        html: write `memory-report.html` to the folder of the records at the same time. After any other error, run
+            `memkit report FOLDER --html FILE`.
+        oom_snapshot: record the origin of every allocator block, and write the blocks to the folder of the records
+            when memory runs out. Costs time at every allocation.
+        run_facts: plain data for the `run` record, under `facts`.
+        readers: sources of the counters. Default: this machine's.
+        prediction: output of `memkit predict --json` or of `hf_memkit.prediction.predict` for this training. The `run`
+            record stores it, and the report compares it with the measurements.
+
+    Raises:
+        SettingError: `log` is not `"few"`, `"all"` or `"none"`.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | Path | None = None,
+        *,
+        phases: bool = True,
+        log: Log = "few",
+        summary: bool | Literal["stderr"] = True,
+        html: bool = True,
+        oom_snapshot: bool = False,
+        run_facts: Mapping[str, Any] | None = None,
+        readers: Sequence[MemoryReader] | None = None,
+        prediction: Mapping[str, Any] | PredictionLike | None = None,
+    ) -> None:
+        if log not in LOG:
+            known = ", ".join(repr(name) for name in LOG)
+            close = did_you_mean(str(log), LOG)
+            raise SettingError(f"MemoryReportCallback(log={log!r}): unknown value. Write one of {known}{close}")
+        plain = prediction if prediction is None or isinstance(prediction, Mapping) else prediction.to_json()
+        facts = dict(run_facts or {})
+        self._options = CallbackOptions(output_dir, phases, log, summary, html, oom_snapshot, facts, readers, plain)
+        self._barrier = ErrorBarrier()
+        self._training: Training | None = None
+        self._trainer: weakref.ref[Any] | None = None
+        self._told_of_dashboards = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        MemoryReportCallback.__init__(self)
+        self.__dict__.update(state)
+
+    @property
+    def callback_errors(self) -> int:
+        """Number of errors in the callback's own measuring, in the current or last training."""
+        return self._barrier.count
+
+    @property
+    def path(self) -> Path | None:
+        """The records file of the current or last training."""
+        return self._training.recorder.writer.path if self._training is not None else None
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of training now; after an exception, the phase in which it was raised."""
+        return self._training.recorder.tracker.phase if self._training is not None else None
+
+    @property
+    def advice(self) -> OomNote | None:
+        """The note on the out-of-memory error that ended the last training; None without such an error."""
+        return self._training.advice if self._training is not None else None
+
+    def mark_interrupted(self) -> None:
+        """Marks the training as interrupted in its `end` record."""
+        if self._training is not None:
+            self._training.interrupted = True
+
+    def close(self) -> None:
+        """Removes all hooks. Needed only after a training that raised; safe to repeat."""
+        if self._training is not None:
+            self._barrier.call("close", self._training.close)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()  # auto_find_batch_size begins again without an end; so does a training after one that raised
+        before, self._training, self._barrier = self._training, None, ErrorBarrier()
+        if self._trainer is not None and self._gives_way(self._trainer()):
+            return
+        self._barrier.call("on_train_begin", self._begin, args, state, kwargs, before)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_step_begin", RunRecorder.step_begin)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_substep_end", RunRecorder.substep_end)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_pre_optimizer_step", RunRecorder.pre_optimizer_step)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_optimizer_step", RunRecorder.optimizer_step, kwargs.get("optimizer"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_step_end", RunRecorder.step_end, state)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._training is not None:
+            self._tell("on_log", self._training.log, state, logs)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_prediction_step", RunRecorder.prediction_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self._tell("on_evaluate", RunRecorder.evaluate, state, metrics)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tell("on_save", RunRecorder.save, state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._training is not None:
+            self._barrier.call("on_train_end", self._training.finish)
+        self.close()
+
+    def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any], before: Training | None) -> None:
+        self._training = Training(self._options, self._barrier, args, state)
+        self._barrier.call("dashboards", self._say_what_logs_reach, args, state)
+        trainer = self._trainer() if self._trainer is not None else None
+        engine = trainer.model_wrapped if trainer is not None else None
+        self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, before=before)
+
+    def _gives_way(self, trainer: Any) -> bool:
+        """Whether the Trainer was given another one after this: two would take the counters from one another."""
+        callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
+        return any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks)
+
+    def _say_what_logs_reach(self, args: Any, state: Any) -> None:
+        """Once: a callback that a user gives a Trainer is told after its integrations."""
+        attached = self._trainer is not None
+        if attached or self._told_of_dashboards or self._options.log == "none" or not args.report_to:
+            return
+        self._told_of_dashboards = True
+        if state.is_world_process_zero:
+            _logger.warning(
+                "memkit: memory numbers do not reach %s, which runs before this callback; the console, "
+                "trainer_state.json and the report have them. To add them, remove callbacks=[MemoryReportCallback()] "
+                "and, after you create the Trainer, write `attach(trainer)` (from hf_memkit import attach)",
+                " and ".join(args.report_to),
+            )
+
+    def _tell(
+        self,
+        event: str,
+        method: Callable[Concatenate[RunRecorder, P], object],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Has the recorder do its part, unless the training has ended or another callback has taken over."""
+        training = self._training
+        if training is not None and not training.silent:
+            self._barrier.call(event, method, training.recorder, *args, **kwargs)
+
+
+def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:
+    """Adds a MemoryReportCallback before the Trainer's other callbacks, so that its numbers reach the dashboards.
+
+    Trainer runs callbacks in order, and a dashboard sees only what callbacks before it have logged. A
+    MemoryReportCallback that the Trainer already has is replaced.
+
+    Args:
+        trainer: a `transformers.Trainer` or a subclass.
+        kwargs: options of MemoryReportCallback. Without any, an existing one keeps its options and moves to the front.
+
+    Returns:
+        The callback.
+
+    Raises:
+        SettingError: an option has an unknown value.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    there = [other for other in callbacks if isinstance(other, MemoryReportCallback)]
+    callback = there[-1] if there and not kwargs else MemoryReportCallback(**kwargs)
+    callback._trainer = weakref.ref(trainer)
+    callbacks[:] = [callback, *(other for other in callbacks if not isinstance(other, MemoryReportCallback))]
+    return callback

@@ -1,0 +1,61 @@
+"""Numbers for the dashboards. In: what was measured since the last logging step, on all ranks. Out: log keys.
+
+Trainer's integrations put `train/` before a key, so that `memory/peak_allocated_gib` is shown as
+`train/memory/peak_allocated_gib` (transformers 5.23: integrations/integration_utils.py, `rewrite_logs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from hf_memkit.measuring.callback.numbers_of_ranks import Heard
+
+Log = Literal["few", "all", "none"]
+LOG: Final[tuple[Log, ...]] = ("few", "all", "none")
+
+_SILENT_AFTER_S: Final = 10.0
+"""A few rounds of the exchange between ranks."""
+
+_COMPARED: Final = ("peak_allocated_gib", "peak_reserved_gib")
+_COMPARED_WITHOUT_ALLOCATOR: Final = ("host_rss_gib",)
+
+
+def add_to_log(numbers: Mapping[str, float], logs: dict[str, Any], state: Any) -> None:
+    """Adds `memory/…` keys to what a training step logs, and to the copy that goes into `trainer_state.json`.
+
+    Trainer made that copy before it told any callback (transformers 5.23: trainer.py, `Trainer.log`).
+    """
+    keys = {f"memory/{name}": value for name, value in numbers.items() if math.isfinite(value)}
+    logs.update(keys)
+    if state.log_history and state.log_history[-1].get("step") == state.global_step:
+        state.log_history[-1].update(keys)
+
+
+def over_ranks(numbers: Mapping[str, float], heard: Mapping[int, Heard], *, since_step: int) -> dict[str, float]:
+    """Mean, maximum and rank of the maximum of the main numbers (GiB), and the number of ranks they come from.
+
+    Args:
+        numbers: this rank's; they show whether there is an allocator.
+        heard: the latest numbers of each rank.
+        since_step: the previous logging step. Ranks that sent nothing newer for some seconds are omitted.
+    """
+    fresh = {
+        rank: known.numbers
+        for rank, known in heard.items()
+        if known.step >= since_step or known.age_s < _SILENT_AFTER_S
+    }
+    if not fresh:
+        return {}
+    found: dict[str, float] = {"ranks_heard": len(fresh)}
+    allocator = any(name in numbers for name in _COMPARED)
+    for name in _COMPARED if allocator else _COMPARED_WITHOUT_ALLOCATOR:
+        values = {rank: numbers[name] for rank, numbers in fresh.items() if name in numbers}
+        if not values:
+            continue
+        stem = name.removesuffix("_gib")
+        found[f"{stem}_mean_gib"] = sum(values.values()) / len(values)
+        found[f"{stem}_max_gib"] = max(values.values())
+        found[f"{stem}_max_rank"] = max(values, key=lambda rank: values[rank])
+    return found

@@ -1,0 +1,129 @@
+"""Records the exception that ends a training. In: the exception, and the training's recorder. Out: `oom` and `end`
+records, and the advice.
+
+Call it while the exception is being handled: its traceback still holds the frames, and these the tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, cast
+
+from hf_memkit.common.terms import Phase
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.callback.oom_note import OomNote, frames, out_of_memory, say_what_was_recorded
+from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+from hf_memkit.measuring.memory.recorder import RunRecorder
+from hf_memkit.measuring.memory.records import read_records
+from hf_memkit.measuring.memory.snapshot import write_snapshot
+from hf_memkit.measuring.out_of_memory import OomMessage, for_job, judge
+from hf_memkit.measuring.out_of_memory.advice import changes_for_run
+from hf_memkit.measuring.out_of_memory.run_view import RunView
+from hf_memkit.measuring.record_types import ModulesRecord, RunRecord, Status
+
+_LONGEST_ERROR: Final = 4000
+
+# Trainer sends no event when an evaluation or a save begins; its methods stand in the traceback.
+_PHASE_OF_METHOD: Final[dict[str, Phase]] = {
+    "evaluate": "evaluate",
+    "evaluation_loop": "evaluate",
+    "prediction_step": "evaluate",
+    "_save_checkpoint": "save",
+}
+
+
+def record_exception(
+    error: BaseException,
+    recorder: RunRecorder,
+    barrier: ErrorBarrier,
+    *,
+    global_step: int,
+    snapshot: bool,
+    ctrl_c: bool,
+) -> OomNote | None:
+    """Writes the `end` record, and before it an `oom` record if memory ran out.
+
+    Args:
+        error: the exception that leaves the training.
+        recorder: of that training.
+        barrier: counts an error of one part and runs the others.
+        global_step: number of finished optimizer steps.
+        snapshot: whether to write the allocator's state to the folder of the records.
+        ctrl_c: whether Ctrl-C was pressed; any error except out-of-memory then counts as its consequence.
+
+    Returns:
+        The note on an out-of-memory error; None for any other exception.
+    """
+    advice = None
+    found = barrier.call("out of memory?", out_of_memory, error)
+    if found is not None:
+        oom, message = found
+        record: dict[str, Any] = {"error_type": type(oom).__name__, "error": str(oom)[:_LONGEST_ERROR]}
+        record |= barrier.call("oom record", recorder.oom_fields) or {}
+        record |= barrier.call("oom message", _what_it_says, message) or {}
+        record["phase"] = barrier.call("phase", _phase, error) or record.get("phase", recorder.tracker.phase)
+        record |= barrier.call("evaluation", _evaluation, error) or {}
+        record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
+        if snapshot:
+            record |= barrier.call("snapshot", _snapshot, recorder.writer.path) or {}
+        advice = barrier.call("advice", _advise, record, recorder, message)
+        recorder.writer.write("oom", record)
+    stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and found is None)
+    status: Status = "interrupted" if stopped else "failed"
+    barrier.call("end", recorder.end, status, error)
+    return advice
+
+
+def _what_it_says(message: OomMessage | None) -> dict[str, float]:
+    if message is None:
+        return {}
+    sizes = {
+        "requested_gib": message.requested_bytes,
+        "free_gib": message.free_bytes,
+        "capacity_gib": message.capacity_bytes,
+        "process_gib": message.process_bytes,
+    }
+    return {name: size / GIB for name, size in sizes.items() if size is not None}
+
+
+def _phase(error: BaseException) -> Phase | None:
+    from transformers import Trainer
+
+    for frame in frames(error):
+        phase = _PHASE_OF_METHOD.get(frame.f_code.co_name)
+        if phase is not None and isinstance(frame.f_locals.get("self"), Trainer):
+            return phase
+    return None
+
+
+def _evaluation(error: BaseException) -> dict[str, bool]:
+    """Whether the evaluation that failed kept predictions (transformers 5.23: trainer.py, `evaluation_loop`)."""
+    for frame in frames(error):
+        only_loss = frame.f_locals.get("prediction_loss_only")
+        if frame.f_code.co_name == "evaluation_loop" and isinstance(only_loss, bool):
+            return {"prediction_loss_only": only_loss}
+    return {}
+
+
+def _snapshot(records: Path) -> dict[str, str]:
+    path = records.with_name(records.name.replace("memory-", "memory-snapshot-")).with_suffix(".json")
+    write_snapshot(path)
+    return {"snapshot": path.name}
+
+
+def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
+    """The advice; `record` gets its `cause` and `changes`."""
+    path = recorder.writer.path
+    kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
+    run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
+    settings = run.get("hardware", {}).get("allocator_settings")
+    samples = record.get("samples")
+    view, verdict = RunView(run, record), None
+    if message is not None:
+        judged = judge(message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.torch)
+        verdict = for_job(judged, view)
+        record["cause"] = verdict.cause
+    changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])
+    record["changes"] = [change.to_json() for change in changes]
+    return say_what_was_recorded(record, run, verdict, changes, path)

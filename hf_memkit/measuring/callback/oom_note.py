@@ -1,0 +1,203 @@
+"""The note on an out-of-memory error. In: the exception, and the record of that moment. Out: a note.
+
+`BaseException.add_note` adds it to the exception: Python and IPython print it below the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.common.terms import CATEGORIES, at
+from hf_memkit.common.units import GIB, format_size
+
+if TYPE_CHECKING:
+    from hf_memkit.measuring.out_of_memory import Change, OomMessage, Verdict
+
+
+_MARK: Final = "memkit: "
+
+_WITH_CALLBACK: Final = "For advice measured on this job, add callbacks=[MemoryReportCallback()] to the Trainer."
+
+
+@dataclass(frozen=True)
+class OomNote:
+    """What happened, why, and what helps.
+
+    Attributes:
+        happened: when memory ran out, the sizes, and the largest categories; one line.
+        why: the cause with its arithmetic; empty if unknown.
+        helps: what to change, a line each.
+        more: where the records are and how to read them, or how to get records.
+        general: whether `helps` is generic, because the job is unknown.
+    """
+
+    happened: str
+    why: str
+    helps: tuple[str, ...]
+    more: str = ""
+    general: bool = False
+
+    def text(self) -> str:
+        """The whole note, as lines."""
+        return "\n".join(part for part in (f"{_MARK}{self.happened}", self.details()) if part)
+
+    def details(self) -> str:
+        """Cause, changes and where to read more."""
+        heading = "Generic fixes:" if self.general else "What helps most:"
+        helps = [heading, *(f"  {n}. {line}" for n, line in enumerate(self.helps, 1))]
+        return "\n".join(line for line in (self.why, *(helps if self.helps else ()), self.more) if line)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and those it was raised from or while handling."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting += [current.__cause__, current.__context__]
+
+
+def frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames that `error`, or one of the errors behind it, has left for good.
+
+    Not those that still run: up to Python 3.12 a look at the variables of one (`f_locals`) keeps these alive until it
+    returns, so that a script that caught the error could not free its model.
+    """
+    running: set[int] = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
+    for link in chain(error):
+        traceback = link.__traceback__
+        while traceback is not None:
+            if id(traceback.tb_frame) not in running:
+                yield traceback.tb_frame
+            traceback = traceback.tb_next
+
+
+def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
+    """The out-of-memory error in the chain of `error` (itself, its cause, its context), and its message.
+
+    This is torch's own class, or a RuntimeError or MemoryError of another library with a text that
+    `hf_memkit.measuring.out_of_memory` knows. None if there is none.
+    """
+    import torch
+
+    from hf_memkit.measuring.out_of_memory import parse_message
+
+    for link in chain(error):
+        if isinstance(link, RuntimeError | MemoryError):
+            message = parse_message(str(link))
+            if message is not None or isinstance(link, torch.OutOfMemoryError | MemoryError):
+                return link, message
+    return None
+
+
+def advice_from_text(error: BaseException) -> OomNote | None:
+    """A note from the text of an out-of-memory error alone; None if `error` is not one."""
+    from hf_memkit.measuring.out_of_memory import explain_oom, judge
+
+    found = out_of_memory(error)
+    if found is None:
+        return None
+    oom, message = found
+    if message is None:
+        return OomNote(f"out of memory: {type(oom).__name__}.", "", ())
+    verdict = judge(message, own=os.getpid())
+    traced = "".join(traceback.format_exception(type(oom), oom, oom.__traceback__, chain=False))
+    general = _sentences(explain_oom(traced).changes)
+    return OomNote(
+        f"out of memory. {_sizes(verdict.figures)}".rstrip(),
+        _why(verdict),
+        _settings(verdict) + general,
+        _WITH_CALLBACK if general else "",
+        general=True,
+    )
+
+
+def say_what_was_recorded(
+    record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
+) -> OomNote:
+    """A note for a training, from its `oom` record and its `run` record.
+
+    Args:
+        record, run: as in the file of records.
+        verdict: the cause, if the message gives one.
+        changes: what saves most for this job.
+        path: the file of records.
+    """
+    figures = {**record, **verdict.figures} if verdict is not None else record
+    return OomNote(
+        happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),
+        why=_why(verdict) if verdict is not None else "",
+        helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
+        more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
+    )
+
+
+def add_note(error: BaseException, advice: OomNote) -> None:
+    """Adds the note, unless the exception already has one."""
+    if not any(str(note).startswith(_MARK) for note in getattr(error, "__notes__", ())):
+        error.add_note(advice.text())
+
+
+def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    words = f"out of memory {at(record['phase'], record['step'])}"
+    accumulated = run.get("arguments", {}).get("gradient_accumulation_steps", 1)
+    if record["phase"] in ("forward", "backward") and "micro_batch" in record and accumulated > 1:
+        words += f", micro-batch {record['micro_batch']} of {accumulated}"
+    if "samples" in record and "longest_sequence" in record:
+        words += f" ({record['samples']} samples, longest sequence {record['longest_sequence']} tokens)"
+    return f"{words}."
+
+
+def _sizes(figures: Mapping[str, Any]) -> str:
+    wanted, free, capacity = (figures.get(name) for name in ("requested_gib", "free_gib", "capacity_gib"))
+    reserved, allocated = figures.get("reserved_gib"), figures.get("allocated_gib")
+    sentences = []
+    if wanted is not None:
+        sentences.append(f"Requested: {_size(wanted)}.")
+    if free is not None:
+        sentences.append(f"Free: {_size(free)}{f' of {_size(capacity)}' if capacity is not None else ''}.")
+    if reserved is not None and allocated is not None:
+        sentences.append(f"PyTorch held {_size(reserved)}, {_size(allocated)} of it in tensors.")
+    elif allocated is not None:
+        sentences.append(f"PyTorch's tensors held {_size(allocated)}.")
+    return " ".join(sentences)
+
+
+def _filled(record: Mapping[str, Any]) -> str:
+    sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
+    least = sum(sizes.values()) / 100
+    largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
+    if not largest:
+        return ""
+    return f"Largest: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
+
+
+def _why(verdict: Verdict) -> str:
+    return verdict.why if verdict.cause == "unknown" else f"Cause: {verdict.cause}. {verdict.why}"
+
+
+def _sentences(changes: Iterable[Change]) -> tuple[str, ...]:
+    return tuple(change.sentence(with_current=True) for change in changes)
+
+
+def _settings(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(str(remedy) for remedy in verdict.settings if remedy.helps)
+
+
+def _size(gib: float) -> str:
+    return format_size(gib * GIB)

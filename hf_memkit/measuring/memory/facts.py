@@ -1,0 +1,214 @@
+"""What a run is: the fields of a `run` record. In: Trainer's arguments, model, optimizer. Out: plain data."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from hf_memkit._version import __version__
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.memory.cgroup import limit_bytes, oom_kills
+from hf_memkit.measuring.memory.optimizer_state import optimizer_chain
+from hf_memkit.measuring.record_types import HardwareFacts, HostFacts, RunRecord
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "trl",
+    "bitsandbytes",
+    "torchao",
+    "liger-kernel",
+)
+
+_ARGUMENTS = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "auto_find_batch_size",
+    "max_steps",
+    "num_train_epochs",
+    "optim",
+    "optim_args",
+    "max_grad_norm",
+    "learning_rate",
+    "bf16",
+    "fp16",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "eval_accumulation_steps",
+    "prediction_loss_only",
+    "torch_empty_cache_steps",
+    "torch_compile",
+    "use_liger_kernel",
+    "train_sampling_strategy",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_prefetch_factor",
+    "fsdp",
+    "seed",
+    # TRL's, which decide how long a sequence gets.
+    "max_length",
+    "packing",
+    "padding_free",
+    "activation_offloading",
+)
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_LONGEST_LIST = 20
+
+
+def versions() -> dict[str, str]:
+    """memkit, python and the packages that are installed; none of them is imported for it."""
+    found = {"hf_memkit": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def process_facts(args: Any) -> RunRecord:
+    """`rank`, `world_size` and `host`: by which a report tells whether the process still lives."""
+    process = psutil.Process()
+    host: HostFacts = {
+        "hostname": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_started": process.create_time(),
+    }
+    with contextlib.suppress(OSError):
+        host["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    kills = oom_kills()
+    if kills is not None:
+        host["oom_kills"] = kills
+    return {"rank": args.process_index, "world_size": args.world_size, "host": host}
+
+
+def hardware(device: torch.device | None) -> HardwareFacts:
+    """The machine, and the GPU that is trained on if there is one."""
+    facts: HardwareFacts = {}
+    if (cores := os.cpu_count()) is not None:
+        facts["cpu_count"] = cores
+    facts["ram_gib"] = psutil.virtual_memory().total / GIB
+    limit = limit_bytes()
+    if limit is not None:
+        facts["ram_limit_gib"] = limit / GIB
+    if device is None or device.type == "cpu":
+        return {"device_name": platform.processor() or platform.machine(), "device_type": "cpu", **facts}
+    facts["device_type"] = device.type
+    settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
+    if settings is not None:
+        facts["allocator_settings"] = settings
+    if device.type == "mps":
+        return {"device_name": platform.processor() or platform.machine(), "device_count": 1, **facts}
+    module = torch.get_device_module(device)
+    facts["device_name"] = module.get_device_name(device)
+    facts["device_count"] = module.device_count()
+    # Below 1 somebody (a test on a bigger GPU, say) has capped the allocator: it fails before the GPU is full.
+    # An allocator without a cap may name a larger number, and one of the user's own may know of no cap at all.
+    with contextlib.suppress(AttributeError, RuntimeError):
+        facts["allocator_cap_fraction"] = min(1.0, module.get_per_process_memory_fraction(device))
+    return facts
+
+
+def arguments_that_matter(args: Any) -> dict[str, Any]:
+    """The training arguments that decide memory, under the names of today's transformers."""
+    facts: dict[str, Any] = {}
+    for name in _ARGUMENTS:
+        value = getattr(args, name, None)
+        if value is not None:
+            facts[name] = _plain(value)
+    # transformers 5.23 renamed gradient_checkpointing; either name may have been used, and either may be None.
+    both = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
+    facts["activation_checkpointing"] = any(both)
+    return {**facts, **_deepspeed_facts(args)}
+
+
+def is_deepspeed(args: Any, optimizer: Any = None) -> bool:
+    """Whether DeepSpeed runs the optimizer, inside backward."""
+    return getattr(args, "deepspeed_plugin", None) is not None or any(
+        name.startswith("DeepSpeed") for name in optimizer_chain(optimizer)
+    )
+
+
+def swap_folders(args: Any) -> tuple[Path, ...]:
+    """Where ZeRO-Infinity keeps its files, each folder once; empty without it."""
+    zero = _zero(args)
+    paths = [zero.get(part, {}) for part in ("offload_optimizer", "offload_param")]
+    found = [str(part["nvme_path"]) for part in paths if part.get("device") == "nvme" and part.get("nvme_path")]
+    return tuple(Path(path) for path in dict.fromkeys(found))
+
+
+def model_facts(model: nn.Module) -> RunRecord:
+    """Class, size and what decides activations; a parameter that ZeRO-3 has partitioned counts whole."""
+    dtypes: dict[str, int] = {}
+    trainable = 0
+    for parameter in model.parameters():
+        size = int(getattr(parameter, "ds_numel", parameter.numel()))
+        name = str(parameter.dtype).removeprefix("torch.")
+        dtypes[name] = dtypes.get(name, 0) + size
+        trainable += size if parameter.requires_grad else 0
+    facts: RunRecord = {
+        "model_class": type(model).__name__,
+        "parameters": sum(dtypes.values()),
+        "trainable_parameters": trainable,
+        "weights_dtypes": dtypes,
+    }
+    config = getattr(model, "config", None)
+    if config is not None:
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if isinstance(kind := getattr(config, "model_type", None), str):
+            facts["model_type"] = kind
+        if isinstance(vocabulary := getattr(text, "vocab_size", None), int):
+            facts["vocabulary"] = vocabulary
+        if isinstance(attention := getattr(config, "_attn_implementation", None), str):
+            facts["attention"] = attention
+    return facts
+
+
+def _deepspeed_facts(args: Any) -> dict[str, Any]:
+    config = _deepspeed_config(args)
+    if config is None:
+        return {}
+    zero = _zero(args)
+    facts: dict[str, Any] = {}
+    stage = zero.get("stage", 0)
+    if isinstance(stage, int):
+        facts["deepspeed_stage"] = stage
+    for name in ("offload_optimizer", "offload_param"):
+        place = zero.get(name, {}).get("device", "none")
+        if place != "none":
+            facts[f"deepspeed_{name}"] = str(place)
+    return facts
+
+
+def _zero(args: Any) -> Mapping[str, Any]:
+    zero = (_deepspeed_config(args) or {}).get("zero_optimization", {})
+    return {name: value if value is not None else {} for name, value in zero.items()} if isinstance(zero, dict) else {}
+
+
+def _deepspeed_config(args: Any) -> dict[str, Any] | None:
+    plugin = getattr(args, "deepspeed_plugin", None)
+    config = getattr(getattr(plugin, "hf_ds_config", None), "config", None)
+    return config if isinstance(config, dict) else None
+
+
+def _plain(value: Any) -> Any:
+    """Enums as their values, lists of them as lists; anything else that JSON does not know as its text."""
+    value = getattr(value, "value", value)
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in list(value)[:_LONGEST_LIST]]
+    return value if isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,157 @@
+"""Hooks on a model that can do it no harm. In: functions to call. Out: one removable set of hooks a model.
+
+A hook here never raises, never changes what passes through it, becomes inert in a copied or pickled model, and stays
+out of compiled graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+
+
+class InertHook:
+    """What a copy of a hook is: a model copied or saved during training must not report to that training."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class ModelHook:
+    """A guarded call that returns None, so that torch leaves inputs, outputs and gradients as they are."""
+
+    def __init__(self, name: str, function: Callable[..., object], barrier: ErrorBarrier) -> None:
+        self._name = name
+        self._function = function
+        self._barrier = barrier
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        try:  # as ErrorBarrier.call does, without its second call: this runs once a layer
+            self._function(*args, **kwargs)
+        except Exception as error:
+            self._barrier.note(self._name, error)
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return (InertHook, ())
+
+
+class HookSet:
+    """The hooks of one owner on one model.
+
+    A model has one owner at a time. A training that raised leaves its hooks behind, because Trainer sends no event
+    then: the next owner removes them, and the one before finds `removed` true and keeps quiet.
+    """
+
+    _owner: ClassVar[WeakKeyDictionary[nn.Module, HookSet]] = WeakKeyDictionary()
+
+    def __init__(self, model: nn.Module, barrier: ErrorBarrier, *, compiled: bool = False) -> None:
+        self.removed = False
+        self._compiled = compiled
+        self._barrier = barrier
+        self._handles: list[RemovableHandle] = []
+        before = HookSet._owner.get(model)
+        if before is not None:
+            before.remove()
+        HookSet._owner[model] = self
+
+    def before_forward(self, module: nn.Module, function: Callable[..., object]) -> RemovableHandle:
+        """`function(module, args, kwargs)` before each forward of `module`, until `drop` of what this returns."""
+        hook = self._hook("forward pre-hook", function)
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        return self._handles[-1]
+
+    def after_forward(self, module: nn.Module, function: Callable[..., object]) -> None:
+        """`function(module, args, output)` after each forward of `module`."""
+        self._handles.append(module.register_forward_hook(self._hook("forward hook", function)))
+
+    def on_gradient(self, tensor: torch.Tensor, function: Callable[..., object]) -> None:
+        """`function(gradient)` when the gradient of `tensor` has been computed. Goes away with the tensor, so that a
+        parameter, which outlives the training, gets none."""
+        if not isinstance(tensor, nn.Parameter):
+            tensor.register_hook(self._hook("gradient hook", function))  # type: ignore[no-untyped-call]
+
+    def before_step(self, optimizer: Any, function: Callable[..., object]) -> None:
+        """`function(optimizer, args, kwargs)` before each step of a `torch.optim.Optimizer`."""
+        self._handles.append(optimizer.register_step_pre_hook(self._hook("step pre-hook", function)))
+
+    def drop(self, handles: list[RemovableHandle]) -> None:
+        """Takes these hooks off the model."""
+        for handle in handles:
+            handle.remove()
+        self._handles = [handle for handle in self._handles if handle not in handles]
+
+    def remove(self) -> None:
+        """Takes every hook off the model."""
+        self.removed = True
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, name: str, function: Callable[..., object]) -> ModelHook:
+        kind = _hidden_from_dynamo() if self._compiled else ModelHook
+        return kind(name, function, self._barrier)
+
+
+@cache
+def _hidden_from_dynamo() -> type[ModelHook]:
+    """A ModelHook that dynamo runs as ordinary Python between two graphs instead of tracing it into one.
+
+    Made on demand: `torch.compiler.disable` imports dynamo.
+    """
+
+    class HiddenHook(ModelHook):
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def __call__(self, *args: Any, **kwargs: Any) -> None:
+            super().__call__(*args, **kwargs)
+
+    return HiddenHook
+
+
+def output_embedding(model: nn.Module) -> nn.Module | None:
+    """The module that makes logits of hidden states, if the model says which it is."""
+    find = getattr(model, "get_output_embeddings", None)
+    try:
+        head = find() if callable(find) else None
+    except Exception:  # models of the user's own may inherit the method and lack what it asks for
+        return None
+    return head if isinstance(head, nn.Module) else None
+
+
+def is_compiled(args: Any, model: nn.Module) -> bool:
+    """Whether dynamo sees the forward of the model or of a part of it."""
+    return (
+        bool(getattr(args, "torch_compile", False))
+        or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
+        or any(_is_compiled(module) for module in model.modules())
+    )
+
+
+def needs_whole_graph(model: nn.Module) -> bool:
+    """A graph that must be whole has no place for a hook.
+
+    That is asked for in accelerate's settings, or by `model.compile(fullgraph=True)`, which compiles the hooks too.
+    The context that `torch.compile` makes stands in the closure of its wrapper (torch 2.13:
+    torch/_dynamo/eval_frame.py, `_TorchDynamoContext`).
+    """
+    if os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes"):
+        return True
+    closure = getattr(getattr(model, "_compiled_call_impl", None), "__closure__", None) or ()
+    return any(getattr(cell.cell_contents, "fullgraph", False) is True for cell in closure)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By `module.compile()`, or by `torch.compile` of it or of its forward, which stands in the instance then; so does
+    a forward that dynamo is told to leave alone."""
+    by_itself = getattr(module, "_compiled_call_impl", None) is not None
+    forward = vars(module).get("forward")
+    left_alone = getattr(forward, "_torchdynamo_disable", False) is True
+    return by_itself or (hasattr(forward, "_torchdynamo_orig_callable") and not left_alone)

@@ -1,0 +1,118 @@
+"""The table of a model's modules, as torchinfo's users expect it. In: a model. Out: rows of the `modules` record."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+
+from hf_memkit.measuring.memory.holdings import Holdings, walk_parameters
+from hf_memkit.measuring.record_types import ModuleFigures
+
+_MOST_ROWS = 300
+
+
+def module_rows(model: nn.Module, device: torch.device | None = None) -> list[ModuleFigures]:
+    """A row for each module with tensors of its own, in the model's order.
+
+    Equal layers in a row are one row a module, named `h.0…47` with `repeats`. Where that still makes more than 300
+    rows, the deepest modules are added to those that they are part of.
+    """
+    rows = _own_rows(model, device)
+    depth = max((row["name"].count(".") for row in rows), default=0)
+    folded = _fold_layers(rows)
+    while len(folded) > _MOST_ROWS and depth > 0:
+        depth -= 1
+        rows = _merge_below(rows, depth, dict(model.named_modules()))
+        folded = _fold_layers(rows)
+    return folded[:_MOST_ROWS]
+
+
+def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigures]:
+    rows: list[ModuleFigures] = []
+    count = walk_parameters(device)
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+        buffers = [b for b in module._buffers.values() if b is not None and id(b) not in seen]
+        seen.update(id(tensor) for tensor in (*own, *buffers))
+        if not own and not buffers:
+            continue
+        sizes = [(int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in own]
+        places = _by_place(count(own, buffers))
+        rows.append(
+            {
+                "name": name,
+                "class": type(module).__name__,
+                "parameters": sum(size for size, _ in sizes),
+                "trainable_parameters": sum(size for size, trainable in sizes if trainable),
+                "bytes": sum(places.values()),
+                "places": places,
+            }
+        )
+    return rows
+
+
+def _by_place(holdings: Holdings) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for (_, place), size in holdings.items():
+        places[place] = places.get(place, 0) + size
+    return places
+
+
+def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
+    """Rows of layers that are equal but for their number become one row each."""
+    # (prefix, number, rows) in order; no number: not in a layer
+    groups: list[tuple[str, str, list[ModuleFigures]]] = []
+    for row in rows:
+        match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
+        prefix, number = (match[1], match[2]) if match else ("", "")
+        if groups and number and groups[-1][:2] == (prefix, number):
+            groups[-1][2].append(row)
+        else:
+            groups.append((prefix, number, [row]))
+    folded: list[ModuleFigures] = []
+    index = 0
+    while index < len(groups):
+        prefix, first, layer = groups[index]
+        last, end = first, index + 1
+        shape = [_shape(row, prefix, first) for row in layer]
+        while first and end < len(groups):
+            other_prefix, number, other = groups[end]
+            if other_prefix != prefix or [_shape(row, prefix, number) for row in other] != shape:
+                break
+            last, end = number, end + 1
+        repeats = end - index
+        for row in layer:
+            if repeats == 1:
+                folded.append(row)
+            else:
+                rest = row["name"][len(prefix) + len(first) :]
+                folded.append({**row, "name": f"{prefix}{first}…{last}{rest}", "repeats": repeats})
+        index = end
+    return folded
+
+
+def _shape(row: ModuleFigures, prefix: str, number: str) -> tuple[object, ...]:
+    """What makes two layers equal: everything but the number in the name."""
+    places = tuple(sorted(row["places"].items()))
+    rest = row["name"][len(prefix) + len(number) :]
+    return (rest, row["class"], row["parameters"], row["trainable_parameters"], row["bytes"], places)
+
+
+def _merge_below(rows: list[ModuleFigures], depth: int, modules: dict[str, nn.Module]) -> list[ModuleFigures]:
+    """Rows deeper than `depth` added to their ancestor at that depth."""
+    merged: dict[str, ModuleFigures] = {}
+    for row in rows:
+        name = ".".join(row["name"].split(".")[: depth + 1])
+        if name not in merged:
+            merged[name] = {**row, "name": name, "class": type(modules[name]).__name__, "places": dict(row["places"])}
+            continue
+        total = merged[name]
+        total["parameters"] += row["parameters"]
+        total["trainable_parameters"] += row["trainable_parameters"]
+        total["bytes"] += row["bytes"]
+        for place, size in row["places"].items():
+            total["places"][place] = total["places"].get(place, 0) + size
+    return list(merged.values())

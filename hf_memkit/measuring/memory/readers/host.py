@@ -1,0 +1,91 @@
+"""Memory that is not on the device: RAM of this process and of the machine, pinned memory, files of swapped states."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hf_memkit.common.units import GIB
+from hf_memkit.deepspeed.engine_tensors import swapped_bytes
+from hf_memkit.measuring.memory.cgroup import available_bytes
+from hf_memkit.measuring.memory.readers.base import Every, Occasional
+
+_STATM = "/proc/self/statm"
+_OWN_EVERY_S = 0.1
+_AVAILABLE_EVERY_S = 0.5
+_SWAP_EVERY_S = 5.0
+
+
+class HostReader(Occasional):
+    """This process's memory in RAM, and what is left for it.
+
+    The first is looked up every tenth of a second at most, the second every half, and repeated in between: the kernel
+    adds them up for each who asks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_OWN_EVERY_S)
+        self._available_every = Every(_AVAILABLE_EVERY_S)
+        self._counters: dict[str, float] = {}
+
+    def read(self) -> dict[str, float]:
+        if self._every.is_due():
+            self._counters["host_rss_gib"] = self._rss_bytes() / GIB
+            if self._available_every.is_due():
+                limited = available_bytes()
+                free = int(psutil.virtual_memory().available)
+                self._counters["host_available_gib"] = (free if limited is None else min(free, limited)) / GIB
+        return dict(self._counters)
+
+    def refresh(self) -> None:
+        super().refresh()
+        self._available_every.now()
+
+    def _rss_bytes(self) -> int:
+        # /proc/self is whoever reads it, also after a fork. Its second number is the resident pages (man 5 proc).
+        try:
+            descriptor = os.open(_STATM, os.O_RDONLY)
+        except OSError:
+            return int(psutil.Process().memory_info().rss)
+        try:
+            return int(os.read(descriptor, 128).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        finally:
+            os.close(descriptor)
+
+
+class PinnedReader(Occasional):
+    """Page-locked RAM that torch's allocator for it has taken, cached blocks included.
+
+    Block sizes are powers of two, and memory that a library locked by itself is not in it
+    (torch 2.13: `torch.cuda.host_memory_stats`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_AVAILABLE_EVERY_S)
+        self._read: Callable[[], Any] | None = getattr(torch.cuda, "host_memory_stats_as_nested_dict", None)
+
+    def read(self) -> dict[str, float]:
+        if self._read is None or not self._every.is_due():
+            return {}
+        allocated = self._read().get("allocated_bytes")
+        return {} if allocated is None else {"pinned_gib": allocated["current"] / GIB}
+
+
+class SwapReader(Occasional):
+    """What this process has in ZeRO-Infinity's files, summed every five seconds at most."""
+
+    def __init__(self, folders: Sequence[Path], rank: int) -> None:
+        super().__init__(_SWAP_EVERY_S)
+        self._folders = tuple(folders)
+        self._rank = rank
+
+    def read(self) -> dict[str, float]:
+        if not self._every.is_due():
+            return {}
+        sizes = [size for folder in self._folders for size in swapped_bytes(folder, self._rank).values()]
+        return {"disk_swap_gib": sum(sizes) / GIB}

@@ -1,0 +1,95 @@
+"""The layers of a model as they run. In: a model and the phase. Out: a call a layer in forward, a count in backward.
+
+A setting that says "activation checkpointing" proves nothing; a layer that runs a second time does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_memkit.common.terms import Phase
+from hf_memkit.measuring.memory.hooks import HookSet
+
+
+class _HasPhase(Protocol):
+    phase: Phase
+
+
+class RecomputeCounter:
+    """Counts the forwards of checkpointable layers that happen during backward.
+
+    The hook sits on the first child of each layer, not on the layer: transformers 5.23 checkpoints a layer's `forward`
+    and 5.17 its `__call__`, so that a hook on the layer fires in one version only. A child's fires in both.
+    `on_layer(args, kwargs)` is called with that child's arguments when a layer begins in forward.
+
+    A module with a hook is called by torch's slower way. So the hooks are there in the steps that are watched closely,
+    the first ones among them, and stay only where a layer has been seen to be computed again.
+    """
+
+    def __init__(self, tracker: _HasPhase) -> None:
+        self.layers = 0
+        self.on_layer: Callable[[tuple[Any, ...], Mapping[str, Any]], object] | None = None
+        self.total = 0
+        self._taken = 0
+        self._tracker = tracker
+        self._hooks: HookSet | None = None
+        self._children: list[weakref.ref[nn.Module]] = []  # after a caught exception nobody tells us to let go
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, model: nn.Module, hooks: HookSet) -> nn.Module | None:
+        """Finds the checkpointable layers and hooks them; returns the last one. `hooks.remove()` undoes it."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        # A dict keeps the order and counts once a child that two layers share.
+        children = {id(child): child for layer in layers if (child := _first_child(layer)) is not None}
+        self._hooks, self._children = hooks, [weakref.ref(child) for child in children.values()]
+        self.layers = len(children)
+        self.follow(watched=True)
+        return layers[-1] if layers else None
+
+    def follow(self, *, watched: bool) -> None:
+        """The step that begins is watched closely, or not."""
+        if self._hooks is None or self._hooks.removed:
+            return
+        if (watched or self.total) and not self._handles:
+            children = [child for reference in self._children if (child := reference()) is not None]
+            self._handles = [self._hooks.before_forward(child, self._before_forward) for child in children]
+        elif not (watched or self.total) and self._handles:
+            self._hooks.drop(self._handles)
+            self._handles = []
+
+    def close(self) -> None:
+        """No hook is set from now on."""
+        self._hooks, self._handles = None, []
+
+    def take(self) -> int:
+        """The layers recomputed since the last `take`."""
+        new, self._taken = self.total - self._taken, self.total
+        return new
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        phase = self._tracker.phase
+        if phase == "backward":
+            # A pass without gradients (a reference model's, between two forwards) recomputes nothing.
+            self.total += torch.is_grad_enabled()
+        elif self.on_layer is not None and phase == "forward":
+            self.on_layer(args, kwargs)
+
+
+def _first_child(module: nn.Module) -> nn.Module | None:
+    """The first child with a forward of its own; a list of modules is never called."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            inner = _first_child(child)
+            if inner is not None:
+                return inner
+        else:
+            return child
+    return None

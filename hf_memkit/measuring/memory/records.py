@@ -1,0 +1,222 @@
+"""Records on disk: JSON lines, one object a line. In: plain values. Out: `memory-rank{R}.jsonl`, and back.
+
+What a record is stands in `hf_memkit.measuring.record_types`. Standard library only: a report reads records where
+torch is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
+
+SCHEMA: Final = 1
+
+Step = TypeVar("Step")
+
+_SPARE: Final = 2048
+"""Bytes of blanks at the end of a `run` record's line. JSON does not mind them, and what is written over them needs no
+room on the disk."""
+_KEPT: Final = ("status", "step", "steps", "error_type", "error", "lost_records", "write_error")
+"""What is written there of a record that does not fit."""
+
+_logger = logging.getLogger(__name__)
+
+
+class RecordWriter:
+    """Appends records to one file. A write that fails is counted in `lost`, never raised.
+
+    The file stays open between writes, each of which is one `write` call of one whole line, so that a kill leaves
+    whole lines and at most one torn tail. Every write looks whether the file is still there: one that was deleted,
+    alone or with its folder, is made anew. A line that a full disk cut short is ended by the next write.
+
+    Where the disk has no room, the blanks of the `run` record become a line that says so (`lost`), and at last the
+    `end`. What else does not fit is lost.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.lost = 0
+        self.last_error: str | None = None
+        self.owed: Mapping[str, Any] | None = None
+        """The `end` record, if it could be written nowhere."""
+        self._descriptor: int | None = None
+        self._torn = False
+        self._failing = False
+        self._spare: tuple[int, int] | None = None
+
+    def write(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Writes one record; True if it reached the file."""
+        if kind == "end" and self.lost:
+            fields = {**fields, "lost_records": self.lost, "write_error": self.last_error}
+        try:
+            line = _line(_record(kind, fields))
+            self._append(line[:-1] + b" " * _SPARE + b"\n" if kind == "run" else line)
+        except Exception as error:  # a disk, a permission, a value with a broken __str__: none may stop a training
+            self.lost += 1
+            strerror = error.strerror if isinstance(error, OSError) else None
+            self.last_error = strerror or f"{type(error).__name__}: {error}"
+            if self.lost == 1:
+                _logger.warning("memkit could not write %s (%s); training goes on", self.path, self.last_error)
+            if kind == "end":
+                written = self._write_over_blanks("end", fields)
+                self.owed = None if written else fields
+                return written
+            if strerror and not self._failing:
+                self._failing = True
+                self._write_over_blanks("lost", {"step": fields.get("step"), "write_error": strerror})
+            return False
+        self._failing = False
+        if kind == "run" and self._descriptor is not None:
+            self._spare = os.fstat(self._descriptor).st_ino, os.lseek(self._descriptor, 0, os.SEEK_CUR) - 1 - _SPARE
+        return True
+
+    def close(self) -> None:
+        """Closes the file. A later write opens it again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:  # after a training that raised, nobody calls `close`
+        try:
+            self.close()
+        except Exception:
+            return
+
+    def _append(self, line: bytes) -> None:
+        descriptor = self._opened()
+        left = b"\n" + line if self._torn else line
+        while left:  # once, but on a full disk, which takes a part and then says what is wrong
+            written = os.write(descriptor, left)
+            if not written:
+                raise OSError("nothing was written")
+            self._torn = left[written - 1 : written] != b"\n"
+            left = left[written:]
+
+    def _write_over_blanks(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """True if it could be written there."""
+        if self._spare is None:
+            return False
+        inode, at = self._spare
+        few = {name: text[:200] if isinstance(text := fields[name], str) else text for name in _KEPT if name in fields}
+        try:
+            made = (b"\n" + _line(_record(kind, each))[:-1] for each in (fields, few))
+            line = next(line for line in made if len(line) <= _SPARE)
+            with self.path.open("r+b", buffering=0) as file:  # O_APPEND would write at the end
+                if os.fstat(file.fileno()).st_ino != inode:
+                    return False
+                file.seek(at)
+                return file.write(line.ljust(_SPARE)) == _SPARE
+        except Exception:  # StopIteration too: the error's text may be in another script, six bytes a letter
+            return False
+
+    def _opened(self) -> int:
+        if self._descriptor is not None:
+            # A file whose last name is gone is nobody's any more. (A forked process shares the file: both append.)
+            if os.fstat(self._descriptor).st_nlink:
+                return self._descriptor
+            self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Windows has O_BINARY and needs it. Python's descriptors are not inherited by other programs (PEP 446).
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        descriptor = self._descriptor = os.open(self.path, flags, 0o666)
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        if size:  # was a process killed in the middle of its last line?
+            os.lseek(descriptor, size - 1, os.SEEK_SET)
+        self._torn = size > 0 and os.read(descriptor, 1) != b"\n"
+        return descriptor
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """The records of one file in the order written. Lines that do not parse are skipped."""
+    records = []
+    for line in Path(path).read_bytes().split(b"\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def steps(records: Iterable[Mapping[str, Any]]) -> list[StepRecord]:
+    """The last record of each step that was not given up, in order of steps."""
+    last: dict[int, StepRecord] = {}
+    for record in records:
+        if record.get("kind") == "run" and isinstance(record.get("start_step"), int):
+            last = not_given_up(last, record["start_step"])
+        elif record.get("kind") == "step" and isinstance(record.get("step"), int):
+            last[record["step"]] = cast(StepRecord, dict(record))
+    return [last[step] for step in sorted(last)]
+
+
+def not_given_up(steps: Mapping[int, Step], start_step: int) -> dict[int, Step]:
+    """Those of the steps recorded before that a start at `start_step` goes on from.
+
+    Later ones belong to what was given up: after a resume they are trained again, and a start at 0 is another training
+    in the same folder.
+    """
+    return {step: record for step, record in steps.items() if step <= start_step}
+
+
+def merged(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, highest: Iterable[str] = (), lowest: Iterable[str] = ()
+) -> StepRecord:
+    """One `step` record for two: peaks and the longest sequence are maxima, times and sizes means, counters the last,
+    but for those of which the `highest` or `lowest` is asked; `categories` and `held` are those of the higher peak.
+    """
+    weights = max(1, first.get("steps", 1)), max(1, second.get("steps", 1))
+    found = {**first, **second}
+    for name in first.keys() & second.keys():
+        a, b = first[name], second[name]
+        if name.startswith("peak_") or name == "longest_sequence" or name in highest:
+            found[name] = max(a, b)
+        elif name in lowest:
+            found[name] = min(a, b)
+        elif name in MEAN_OF_STEPS:
+            found[name] = (a * weights[0] + b * weights[1]) / sum(weights)
+        elif name == "phases":
+            found[name] = {phase: _higher(a.get(phase, {}), b.get(phase, {})) for phase in {**a, **b}}
+    if first.get("peak_allocated_gib", 0.0) > second.get("peak_allocated_gib", 0.0):
+        found |= {name: first[name] for name in ("categories", "held") if name in first}
+    return cast(StepRecord, {**found, "steps": sum(weights)})
+
+
+def _higher(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(first.get(name, value), second.get(name, value)) for name, value in {**first, **second}.items()}
+
+
+def _record(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "kind": kind, "time": round(time.time(), 3), **fields}
+
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        text = _encode(record)
+    except (TypeError, ValueError):  # not plain, or not finite: rare, and much slower to clean than to write
+        text = _encode(_plain(record))
+    return text.encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it: a float that is not finite becomes null, anything unknown its text."""
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return str(value)

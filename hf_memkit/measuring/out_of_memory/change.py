@@ -1,0 +1,119 @@
+"""What memkit proposes, a change to a job or a remedy for a cause, and how either is printed."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from hf_memkit.measuring.out_of_memory.message import paragraph, printable
+from hf_memkit.measuring.record_types import ProposedChange
+
+
+def assignment(key: str, value: object, current: object = None) -> str:
+    """A setting as it is printed: `NAME=value` for the environment, `name: value` or `name: current → value` for an
+    argument."""
+    section, _, name = key.rpartition(".")
+    if key == "command":
+        return str(value)
+    if section == "environment":
+        return f"{name}={value}"
+    shown = name if section == "arguments" else key
+    was = f"{current} → " if current is not None else ""
+    return f"{shown}: {was}{value}" if str(value) else shown
+
+
+def _heading(text: str, width: int, indent: str) -> list[str]:
+    """`text` in lines of at most `width` characters, broken between words only: it is copied."""
+    return textwrap.wrap(
+        text, max(40, width), initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False,
+        break_on_hyphens=False, fix_sentence_endings=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change to a job.
+
+    Attributes:
+        key: setting, as `section.name`: `arguments` for fields of TrainingArguments, under the name that the run's
+            transformers has; `environment` for variables; `data`, `model` and `adapter` for what the script decides.
+        value: new value.
+        reason: why it helps, with this run's measurements.
+        cost: what it costs, in words.
+        saves_gib: GiB of device memory saved; None if this run's records do not give the figure.
+        basis: how the figure follows from the records; None without a figure.
+        current: value now; None if unknown.
+    """
+
+    key: str
+    value: Any
+    reason: str
+    cost: str
+    saves_gib: float | None = None
+    basis: str | None = None
+    current: Any = None
+
+    def to_json(self) -> ProposedChange:
+        return cast(ProposedChange, asdict(self))
+
+    @property
+    def assignment(self) -> str:
+        """`optim: adamw_torch → adamw_bnb_8bit`."""
+        return printable(assignment(self.key, self.value, self.current), 200)
+
+    @property
+    def name_and_value(self) -> str:
+        """`optim = adamw_bnb_8bit`: a key of TrainingArguments goes by its name alone, a command by its text."""
+        if self.key == "command":
+            return printable(str(self.value), 120)
+        value = "" if self.value is None else f" = {printable(str(self.value), 120)}"
+        return self.key.removeprefix("arguments.") + value
+
+    @property
+    def saving(self) -> str | None:
+        """`1.20 GiB (how the figure follows)`."""
+        if self.saves_gib is None:
+            return None
+        return f"{self.saves_gib:.2f} GiB" + (f" ({self.basis})" if self.basis else "")
+
+    def sentence(self, *, with_current: bool = False) -> str:
+        """`name = value (now current): reason. Saves 1.20 GiB (basis). Costs: cost.`"""
+        was = f" (now {self.current})" if with_current and self.current is not None else ""
+        parts = [f"{self.name_and_value}{was}: {self.reason.rstrip('.')}."]
+        parts += [f"Saves {self.saving}."] if self.saving is not None else []
+        parts += [f"Costs: {self.cost.rstrip('.')}."] if self.cost else []
+        return " ".join(parts)
+
+    def lines(self, number: int, width: int) -> list[str]:
+        """The change as lines of at most `width` characters, with `number` in front."""
+        saves = f"   saves {self.saves_gib:.2f} GiB" if self.saves_gib is not None else ""
+        out = _heading(f"{self.assignment}{saves}", width, f"  {number}. ")
+        out += paragraph(f"{self.reason}.", width, "     ")
+        out += paragraph(f"Costs: {self.cost}.", width, "     ")
+        if self.basis is not None:
+            out += paragraph(f"Estimated from: {self.basis}.", width, "     ")
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One setting that helps, or does not help, against a cause in any job: `helps` says which, `reason` why."""
+
+    key: str
+    value: str
+    helps: bool
+    reason: str
+
+    def __str__(self) -> str:
+        """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments grow …"`."""
+        return f"{self.assignment}: {self.reason}"
+
+    @property
+    def assignment(self) -> str:
+        """The setting, without the reason."""
+        return assignment(self.key, self.value)
+
+    def lines(self, width: int) -> list[str]:
+        """The setting and the reason, as lines of at most `width` characters."""
+        return [*_heading(self.assignment, width, "  "), *paragraph(f"{self.reason}.", width, "    ")]

@@ -1,0 +1,372 @@
+"""Explains an out-of-memory error: what happened, why, what helps. In: a message, a log or a run's records."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TextIO, cast
+
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
+from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
+from hf_memkit.measuring.out_of_memory.change import Change
+from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
+from hf_memkit.measuring.out_of_memory.known_messages import Cause
+from hf_memkit.measuring.out_of_memory.message import OomMessage, paragraph, printable, show
+from hf_memkit.measuring.out_of_memory.messages import FoundMessage, find_messages, most_telling, parse_message
+from hf_memkit.measuring.out_of_memory.other_names import job_of
+from hf_memkit.measuring.out_of_memory.patterns import FORMS
+from hf_memkit.measuring.out_of_memory.run_view import RunView, mapping
+from hf_memkit.measuring.out_of_memory.suggestions import ACTIVATION_PHASES
+from hf_memkit.measuring.out_of_memory.surroundings import Command, Surroundings, Watched
+from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
+
+_ROWS: Final = (
+    ("requested", "requested_bytes"),
+    ("free on the GPU", "free_bytes"),
+    ("total on the GPU", "capacity_bytes"),
+    ("allowed by the cap", "allowed_bytes"),
+    ("allocated by PyTorch", "allocated_bytes"),
+    ("reserved by PyTorch", "reserved_bytes"),
+    ("cached (reserved − allocated)", "cached_bytes"),
+    ("in private pools", "private_pools_bytes"),
+    ("this process, in total", "process_bytes"),
+    ("other Metal buffers", "other_bytes"),
+    ("hardware limit", "limit_bytes"),
+    ("RAM of the process", "resident_bytes"),
+    ("RAM in use", "used_bytes"),
+    ("RAM in total", "total_bytes"),
+)
+
+_NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU", "neuron": "NeuronCore"}
+
+_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
+    "dataloader-killed",
+    "dataloader-exited",
+    "pool-killed",
+}
+
+_LISTED: Final = 5
+"""Further messages that the text lists; the JSON has all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """An out-of-memory error, explained.
+
+    Attributes:
+        found: the message that is explained; None if the text has no known message.
+        verdict: the cause; None if `found` is.
+        others: the other messages of the log.
+        changes: what to change, with measured savings if there are records; generic otherwise.
+        job: where it failed, from the records: `step`, `phase`, `rank`, `tokens`, and the prediction if there was one.
+        fitted: whether the changes start from the user's arguments.
+        next_steps: commands that predict the job and find one that fits.
+    """
+
+    found: FoundMessage | None
+    verdict: Verdict | None = None
+    others: tuple[FoundMessage, ...] = ()
+    changes: tuple[Change, ...] = ()
+    job: Mapping[str, Any] | None = None
+    fitted: bool = False
+    next_steps: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "found": self.found.to_json() if self.found is not None else None,
+            "verdict": self.verdict.to_json() if self.verdict is not None else None,
+            "others": [other.to_json() for other in self.others],
+            "changes": [change.to_json() for change in self.changes],
+            "job": dict(self.job) if self.job is not None else None,
+            "next": list(self.next_steps),
+        }
+
+    def text(self, width: int = 100) -> str:
+        """The explanation as lines of at most `width` characters, safe for a terminal."""
+        if self.found is None or self.verdict is None:
+            return "No out-of-memory message found. Give the whole log, or the full text of the error."
+        out = [*self._what_happened(width), ""]
+        out += [f"Cause: {self.verdict.cause}", *paragraph(self.verdict.why, width)]
+        verdict = self.verdict
+        for remedies, title in ((verdict.settings, "Fixes for this cause"), (verdict.no_help, "What will not help")):
+            if remedies:
+                out += ["", title]
+            for remedy in remedies:
+                out += remedy.lines(width)
+        if self.changes:
+            seen = self.found.trace
+            known = self.job is not None or self.fitted or (seen.place or seen.phase) is not None
+            out += ["", "What to change" if known else "Generic fixes"]
+            for number, change in enumerate(self.changes, 1):
+                out += change.lines(number, width)
+        if self._came_later():
+            out += ["", *paragraph(_WORST_BATCH, width, "")]
+        if self.next_steps:
+            out += ["", "What to type next", *(f"  {printable(step, 2_000)}" for step in self.next_steps)]
+        if self.job is None and self.changes:
+            out += ["", *paragraph(_WITH_CALLBACK, width, "")]
+            out += [] if self.fitted else paragraph(_WITH_ARGUMENTS, width, "")
+        return "\n".join([*out, *self._further(width)])
+
+    def headline(self) -> str:
+        """What failed and the cause, on one line."""
+        if self.found is None or self.verdict is None:
+            return "no out-of-memory message"
+        return printable(f"{_sentence(self.found.message)}{self._where()}: {self.verdict.cause}", 300)
+
+    def _what_happened(self, width: int) -> list[str]:
+        assert self.found is not None
+        message = self.found.message
+        out = ["What happened", *paragraph(f"{_sentence(message)}{self._where()}.", width)]
+        seen = self.found.trace
+        if seen.place is not None:
+            whose = f" ({seen.library})" if seen.library is not None else ""
+            where = f", in {seen.frame}" if seen.frame is not None else ""
+            out += paragraph(f"The allocation was for: {seen.place}{whose}{where}.", width)
+        if seen.in_use:
+            out += paragraph(f"In use, by the traceback: {', '.join(sorted(seen.in_use))}.", width)
+        rows = [(label, getattr(message, name)) for label, name in _ROWS]
+        name = _NO_GPU.get(message.device_type or "", "GPU")
+        known = [(label.replace("GPU", name), show(size)) for label, size in rows if size is not None]
+        if known:
+            out.append("")
+            column = max(len(label) for label, _ in known)
+            out += [f"  {label:<{column}}  {size:>11}" for label, size in known]
+        return out
+
+    def _where(self) -> str:
+        assert self.found is not None
+        if self.job is not None:
+            parts = [f"in {self.job['phase']}"] if self.job.get("phase") else []
+            parts += [f"{name} {self.job[name]}" for name in ("step", "rank") if self.job.get(name) is not None]
+            if self.job.get("longest_sequence"):
+                parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
+            return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
+        phase = f", in {self.found.phase}" if self.found.phase is not None else ""
+        if self.found.phase == "after":
+            phase = ", after training"
+        return f" ({_place(self.found, phase)})"
+
+    def _came_later(self) -> bool:
+        """Whether steps had fitted before one that is too large."""
+        job, too_large = self.job or {}, self.verdict is not None and self.verdict.cause == "size"
+        return too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FITTED
+
+    def _further(self, width: int) -> list[str]:
+        out: list[str] = []
+        prediction = (self.job or {}).get("prediction")
+        if isinstance(prediction, Mapping) and isinstance(prediction.get("peak_allocated_gib"), int | float):
+            out += ["", f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."]
+        if self.others:
+            out += ["", "Also in this log"]
+        for other in self.others[:_LISTED]:
+            said = printable(other.message.quote, max(20, width - 30))
+            out.append(f"  {_place(other)}: {said}"[:width])
+        if len(self.others) > _LISTED:
+            out.append(f"  and {len(self.others) - _LISTED} more: --json lists them all")
+        return out
+
+
+_FITTED: Final = 2
+"""From the end of the first step on there are optimizer states: the second shows what every later one needs."""
+
+_WORST_BATCH: Final = (
+    "Earlier steps fit, so this batch was probably larger. `memkit predict SCRIPT -- ARGUMENTS` finds the largest "
+    "batch in your data before you train."
+)
+
+_WITH_CALLBACK: Final = (
+    "To measure how many GiB each change saves, record the job: `memkit run SCRIPT -- ARGUMENTS`, or "
+    "callbacks=[MemoryReportCallback()] in the Trainer. Then run `memkit explain OUTPUT_DIR`."
+)
+_WITH_ARGUMENTS: Final = "`memkit explain --args FILE` adapts these changes to your arguments (YAML or JSON)."
+
+
+def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) -> Explanation:
+    """Explains the out-of-memory error in a message or a log.
+
+    Knows the messages of torch (1.x to now; CUDA, ROCm, XPU, MPS, CPU), cuBLAS, cuDNN, NCCL, bitsandbytes, DeepSpeed,
+    Triton, vLLM, TensorFlow and JAX, and the traces of a process that the system killed. Uses the text alone and reads
+    nothing from this machine.
+
+    Args:
+        text: the message or log; or a file opened with `newline=""`, which is read in bounded memory.
+        arguments: the job's TrainingArguments and script arguments. The changes then start from these values and omit
+            what is already on.
+
+    Returns:
+        The explanation. `found` is None if the text has no known message; sizes are bytes in `found.message` and GiB
+        in `verdict.figures`.
+
+    >>> print(explain_oom(str(error)).text())
+    """
+    seen = Surroundings()
+    log = io.StringIO(text, newline="") if isinstance(text, str) else text
+    found = find_messages(cast(TextIO, Watched(log, seen)))  # which is read by readline alone
+    chosen = most_telling(found)
+    if chosen is None:
+        return Explanation(None)
+    others = tuple(one for one in found if one is not chosen)
+    if seen.rocm and chosen.message.form == "cuda-raw":
+        chosen = replace(chosen, message=replace(chosen.message, device_type="rocm"))
+    if chosen.message.form == "bitsandbytes" and "paged optimizer" in chosen.trace.in_use:
+        managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
+        chosen = replace(chosen, message=managed)
+    command = _command(seen.command, chosen)
+    if arguments is None and command is not None:
+        arguments = command.values() or None
+    known = arguments is not None
+    failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
+    tensor = failed.requested_tensor
+    failed = failed.made(tensor)
+    message, job, place = failed.message, failed.job, failed.trace.place
+    growing = place == "predictions of an evaluation"
+    grows = grows_with_the_batch(failed.trace)
+    judged = judge(
+        message, allocator_settings=seen.allocator, watermark=seen.watermark, samples=failed.samples, grows=grows,
+        growing=growing, assertion=seen.assertion,
+    )  # fmt: skip
+    verdict = for_job(judged, job, seen.platform)
+    if tensor is not None:
+        verdict = replace(verdict, why=f"{requested_sentence(message, tensor)} {verdict.why}")
+    elif failed.large_and_unknown:
+        verdict = replace(verdict, why=f"{verdict.why} {_LARGE_REQUEST}")
+    changes = changes_for(failed, verdict.cause)
+    told = replace(chosen, trace=failed.trace)
+    return Explanation(told, verdict, others, changes, fitted=known, next_steps=_next(command, failed, verdict.cause))
+
+
+_LARGE_REQUEST: Final = (
+    "In forward and backward, a single request of this size is nearly always logits or attention scores."
+)
+
+_PREDICTABLE: Final = ("size", "fragmentation", "cap", "context and libraries", "host memory", "another process")
+_NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
+
+
+def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
+    """The job's script and its arguments, from its frames and from the last command in the log."""
+    script = chosen.trace.script
+    if script is None or (seen is not None and (not seen.target or seen.runs(script))):
+        return seen
+    return Command(script)
+
+
+def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
+    """What to type next: memkit predicts and plans trainings on NVIDIA GPUs."""
+    message = failed.message
+    if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
+        return ()
+    bare = cause == "unknown" and message.memory == "device"
+    if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":
+        return ()
+    gpu = _box(message.capacity_bytes) if message.capacity_bytes is not None else ""
+    verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
+    return tuple(command.typed(verb, gpu) for verb in verbs)
+
+
+def _box(capacity_bytes: int) -> str:
+    """The size on the box of a GPU of this capacity: `24GB`."""
+    capacity = capacity_bytes / GIB
+    boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
+    return f"{boxes[0] if boxes else math.ceil(capacity)}GB"
+
+
+def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
+    """Explains an `oom` record, with changes for that job and the savings that its records give.
+
+    Args:
+        run: the `run` record of the training.
+        oom: the `oom` record.
+        modules: the `modules` record, if there is one.
+    """
+    message = from_record(oom)
+    settings = mapping(run.get("hardware")).get("allocator_settings")
+    phase, samples = oom.get("phase"), oom.get("samples")
+    judged = judge(
+        message,
+        allocator_settings=settings if isinstance(settings, str) else None,
+        samples=samples if isinstance(samples, int) and samples > 0 else None,
+        grows=phase not in ("load", "save", "optimizer"),
+        own=_pid(run),
+        torch=RunView(run, {}).torch,
+    )
+    verdict = for_job(judged, RunView(run, oom))
+    changes = changes_for_run(run, oom, message, verdict.cause, modules, phase)
+    return Explanation(FoundMessage(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
+
+
+def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
+    """Explains a training that was killed: it raised no error, and its records end early.
+
+    Args:
+        run: the `run` record.
+        last: the last `step` record; empty if there was none.
+        why: how the records end, in words.
+        in_ram: whether the records show that host RAM ran out. Otherwise the cause is `unknown`.
+    """
+    message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
+    cause: Cause = "host memory" if in_ram else "unknown"
+    changes = changes_for_run(run, last, message, cause) if in_ram else []
+    verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
+    return Explanation(FoundMessage(message, 1), verdict, (), tuple(changes), _job(run, last))
+
+
+def from_record(oom: OomRecord) -> OomMessage:
+    """The message of an `oom` record: from the error's text, or from the counters if the text has no sizes."""
+    parsed = parse_message(str(oom.get("error") or ""))
+    if parsed is not None and (
+        parsed.requested_bytes is not None or parsed.form not in ("torch-device", "torch-device-bare")
+    ):
+        return parsed
+    names = ("requested", "free", "capacity", "allocated", "reserved", "process")
+    sizes = {f"{name}_bytes": _bytes(oom.get(f"{name}_gib")) for name in names}
+    said = printable(f"{oom.get('error_type') or 'error'}: {oom.get('error') or ''}")
+    quote = said if parsed is None else parsed.quote
+    bare = OomMessage("torch-device", "PyTorch", "device", quote, "cuda")
+    return replace(bare, **sizes)  # type: ignore[arg-type]  # every name is a size
+
+
+def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("step", "phase", "micro_batch", "samples", "tokens", "longest_sequence")
+    job = {name: moment[name] for name in names if moment.get(name) is not None}
+    of_run: Mapping[str, Any] = run
+    return job | {name: of_run[name] for name in ("rank", "prediction") if of_run.get(name) is not None}
+
+
+def _pid(run: RunRecord) -> int | None:
+    pid = mapping(run.get("host")).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def _place(found: FoundMessage, phase: str = "") -> str:
+    rank = f", rank {found.rank}" if found.rank is not None else ""
+    times = f", {found.count} times" if found.count > 1 else ""
+    return f"line {found.line}{rank}{phase}{times}"
+
+
+def _sentence(message: OomMessage) -> str:
+    if message.form == "accelerate-batch":
+        return "The search for a batch size that fits reached zero"
+    if message.form in _KILLS:
+        who = f"Process {message.pid}" if message.pid is not None else "A process"
+        return f"{who} was killed and raised no error"
+    if message.memory == "kernel":
+        return f"{message.library} could not start a kernel"
+    what = {
+        "device": "on the GPU", "host": "in RAM", "pinned": "in page-locked RAM", "shared memory": "in /dev/shm",
+        "disk": "on disk",
+    }[message.memory]  # fmt: skip
+    if message.memory == "device":
+        name = _NO_GPU.get(message.device_type or "", "GPU")
+        what = f"on the {name}" if message.device is None else f"on {name} {message.device}"
+    size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
+    return f"{message.library} could not allocate {size} {what}"
+
+
+def _bytes(gib: Any) -> int | None:
+    return round(gib * GIB) if isinstance(gib, int | float) and not isinstance(gib, bool) else None

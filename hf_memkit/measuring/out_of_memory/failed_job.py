@@ -1,0 +1,219 @@
+"""A job that ran out of memory, as far as it is known: its message, its traceback, its arguments or records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, Literal
+
+from hf_memkit.catalog.architectures import ARCHITECTURES, built_in
+from hf_memkit.catalog.optimizers import find_optimizer
+from hf_memkit.common.units import GIB, MIB
+from hf_memkit.measuring.out_of_memory.message import OomMessage, show
+from hf_memkit.measuring.out_of_memory.other_names import LENGTHS
+from hf_memkit.measuring.out_of_memory.run_view import RunView, mapping
+from hf_memkit.measuring.out_of_memory.surroundings import Platform
+from hf_memkit.measuring.out_of_memory.traceback import Feature, Traced
+
+_ROUNDED: Final = 0.0051
+"""torch prints a size with two decimals of its unit."""
+
+_SEGMENT: Final = 2 * MIB
+"""torch rounds a request of 10 MiB or more up to it (torch: c10/core/CachingDeviceAllocator.h, kRoundLarge)."""
+
+_LARGE: Final = 2 * GIB
+"""A single request from which nearly all are logits or attention scores: a linear layer of 8,192 tokens and 28,672
+16-bit numbers needs 0.44 GiB, logits of 8,192 tokens over a vocabulary of 128,256 in fp32 3.91."""
+
+_ZERO_3: Final = re.compile(r"z(?:ero)?[-_]?3|stage[-_]?3|infinity")
+"""In the name of a DeepSpeed config that cannot be read here."""
+
+_TYPES: Final = {2: "2 bytes", 4: "4 bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedTensor:
+    """What the size of a request shows: the place, and the product that gives the size."""
+
+    place: Literal["logits", "attention"]
+    product: str
+
+
+@dataclass(frozen=True)
+class FailedJob:
+    """A job, its error and what is known of both.
+
+    Attributes:
+        message: the out-of-memory message.
+        trace: what the traceback above it shows.
+        job: its arguments, or its records; without any where none are known.
+        platform: the system, if it is not plain Linux and the log shows it.
+    """
+
+    message: OomMessage
+    trace: Traced
+    job: RunView
+    platform: Platform | None = None
+
+    @property
+    def phase(self) -> str | None:
+        return self.trace.phase
+
+    @property
+    def place(self) -> str | None:
+        return self.trace.place
+
+    @property
+    def device_type(self) -> str | None:
+        return self.message.device_type
+
+    @property
+    def larger_by(self) -> float:
+        """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
+        limit = self.message.allowed_bytes or self.message.capacity_bytes
+        return (self.message.requested_bytes or 0) / limit if limit else 0.0
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the training goes on from a checkpoint, whose optimizer states fit one optimizer and engine only."""
+        return self.phase == "resume" or bool(self.argument("resume_from_checkpoint"))
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the job is known from its records, which begin with the first step."""
+        return "versions" in self.job.run
+
+    def argument(self, name: str) -> Any:
+        return self.job.argument(name)
+
+    def uses(self, *features: Feature) -> bool:
+        return any(feature in self.in_use for feature in features)
+
+    @property
+    def batch_argument(self) -> str:
+        return f"per_device_{'eval' if self.phase == 'evaluate' else 'train'}_batch_size"
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of the micro-batch; of an evaluation's batch in one."""
+        return self.job.count(self.batch_argument)
+
+    @property
+    def length_name(self) -> str | None:
+        """What the user calls the longest sequence, where the arguments give it."""
+        return next((name for name in LENGTHS if self.job.count(name) is not None), None)
+
+    @cached_property
+    def in_use(self) -> frozenset[Feature]:
+        """Techniques that the frames or the arguments show in use."""
+        job = self.job
+        zero = mapping(mapping(job.argument("deepspeed")).get("zero_optimization"))
+        adapters = ("use_peft", "lora_r", "lora_rank", "load_in_4bit", "load_in_8bit")
+        fsdp_checkpoints = mapping(job.argument("fsdp_config")).get("activation_checkpointing")
+        offloads: list[object] = [
+            mapping(zero.get(f"offload_{what}")).get("device") for what in ("optimizer", "param")
+        ]
+        offloads.append(job.argument("deepspeed_offload_optimizer"))
+        offloads += ["cpu"] if "CPUAdam" in " ".join(job.optimizers) else []
+        file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
+        signs: tuple[tuple[Feature, object], ...] = (
+            ("checkpointing", job.checkpointing or fsdp_checkpoints),
+            ("liger", job.argument("use_liger_kernel")),
+            ("label smoothing", job.argument("label_smoothing_factor")),
+            ("DeepSpeed", job.deepspeed),
+            ("diffusers", job.argument("resolution")),
+            ("FSDP", job.fsdp),
+            ("fused optimizer", job.optim == "adamw_torch_fused"),
+            ("paged optimizer", find_optimizer(job.optim).unpaged),
+            ("SDPA", job.argument("attn_implementation") == "sdpa"),
+            ("flash attention", "flash" in str(job.argument("attn_implementation"))),
+            ("ZeRO-3", 3 in (zero.get("stage"), job.stage) or _ZERO_3.search(file)),
+            ("offload", "offload" in file or bool({"cpu", "nvme"} & {*offloads}) or job.states_in_ram),
+            ("adapters", job.trains_adapters or any(map(job.argument, adapters))),
+            ("vLLM", job.argument("use_vllm") and job.argument("vllm_mode") != "server"),
+            ("16-bit weights", str(job.argument("dtype")).removeprefix("torch.") in ("bfloat16", "float16", "bf16",
+                                                                                     "fp16")),
+            ("quantized weights", job.argument("load_in_4bit") or job.argument("load_in_8bit")),
+        )  # fmt: skip
+        return self.trace.in_use | {feature for feature, shown in signs if shown}
+
+    @property
+    def offloads_to_disk(self) -> bool:
+        zero = mapping(mapping(self.argument("deepspeed")).get("zero_optimization"))
+        device = mapping(zero.get("offload_optimizer")).get("device") or self.argument("deepspeed_offload_optimizer")
+        return bool(device == "nvme")
+
+    @property
+    def requests_a_tensor(self) -> bool:
+        """Whether the size in the message is one tensor's: not a cache's, a buffer's or a whole program's."""
+        return self.message.form in ("torch-device", "torch-mps", "torch-mps-buffer")
+
+    @property
+    def large_and_unknown(self) -> bool:
+        """Whether one large tensor was requested, and no frame shows for what: backward runs in C++."""
+        if not self.requests_a_tensor:
+            return False
+        trace = self.trace
+        no_frames = trace.phase in (None, "forward") and trace.model_type is None and not trace.in_use
+        hidden = trace.place is None and (trace.phase == "backward" or no_frames)
+        return hidden and (self.message.requested_bytes or 0) >= _LARGE
+
+    @cached_property
+    def requested_tensor(self) -> RequestedTensor | None:
+        """The logits or attention scores whose size is the request, by arguments and model; None if it is neither."""
+        requested, samples = self.message.requested_bytes, self.samples
+        length = self.job.count(self.length_name or "")
+        if not requested or samples is None or length is None or not self.requests_a_tensor:
+            return None
+        if self.phase not in (None, "forward", "backward", "evaluate"):
+            return None
+        if self.trace.place not in (None, "logits", "cross entropy", "attention"):
+            return None
+        sizes = f"{samples} × {length:,} tokens"
+        for size, kind in _TYPES.items():
+            for vocabulary in self._vocabularies():
+                # A causal language model's loss shifts the tokens by one.
+                if any(_is(requested, samples * tokens * vocabulary * size) for tokens in (length, length - 1)):
+                    return RequestedTensor("logits", f"{sizes} × {vocabulary:,} words of the vocabulary × {kind}")
+            heads = self._config("num_attention_heads", "n_head")
+            if heads is not None and _is(requested, samples * heads * length**2 * size):
+                return RequestedTensor("attention", f"{samples} × {heads} heads × {length:,}² tokens × {kind}")
+        return None
+
+    def _config(self, *names: str) -> int | None:
+        """A number of the model's config: from the arguments, or of a well-known model that they name."""
+        name = self.argument("model_name_or_path")
+        known = built_in(name) if isinstance(name, str) else None
+        places = (self.job.arguments, known[1].config if known is not None else {})
+        found = (place.get(name) for place in places for name in names)
+        return next((value for value in found if isinstance(value, int)), None)
+
+    def _vocabularies(self) -> Iterator[int]:
+        """The model's, if it is known; else those of the well-known models of its type, or of all."""
+        own = self._config("vocab_size", "vocabulary")
+        if own is not None:
+            yield own
+            return
+        configs = [one.config for one in ARCHITECTURES.values()]
+        of_type = [config for config in configs if config["model_type"] == self.trace.model_type]
+        yield from sorted({int(config["vocab_size"]) for config in of_type or configs})
+
+    def made(self, place: RequestedTensor | None) -> FailedJob:
+        """The same job, with what the size of the request shows."""
+        if place is None or self.trace.place is not None:
+            return self
+        return replace(self, trace=replace(self.trace, place=place.place))
+
+
+def _is(requested: int, exact: int) -> bool:
+    """Whether torch prints `exact` bytes as a request of `requested`."""
+    unit = GIB if requested >= GIB else MIB
+    return exact - _ROUNDED * unit <= requested <= exact + _SEGMENT + _ROUNDED * unit
+
+
+def requested_sentence(message: OomMessage, tensor: RequestedTensor) -> str:
+    """`"7.83 GiB = 8 × 2,048 tokens × 128,256 words of the vocabulary × 4 bytes: the logits, or a copy of them."`"""
+    what = "the logits, or a copy or gradient of them" if tensor.place == "logits" else "the attention scores"
+    return f"{show(message.requested_bytes or 0)} = {tensor.product}: {what}."

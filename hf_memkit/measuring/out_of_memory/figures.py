@@ -1,0 +1,249 @@
+"""Numbers in a message. In: its text from the first words on. Out: the fields, in bytes, and where the message ends.
+
+Sizes are read as libraries print them: torch prints KiB, MiB and GiB; the kernel's kB are 1024 bytes; MPS prints "GB"
+and means 2**30 bytes (torch: aten/src/ATen/mps/MPSAllocator.mm, `format_size`), as XLA's "G" and Ray's "GB" do. Every
+pattern is bounded: no text, however long or strange, takes more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from hf_memkit.measuring.out_of_memory.message import Process
+
+SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
+"""A number and a unit: two groups."""
+
+_POWER: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+
+# NVML answers -1 for a process's memory where it cannot tell (Windows, WSL2), and torch prints that as a size:
+# 17179869184.00 GiB. No machine has 2**60 bytes.
+_ABSURD: Final = 2**60
+
+
+def to_bytes(number: str, unit: str, *, binary: bool = False) -> int | None:
+    """Bytes of a size; None where the number stands for "not known". `binary`: GB means 2**30 here."""
+    value = float(re.sub(r"[,_']", "", number))
+    letter = unit[0].lower()
+    factor = 1 if letter == "b" else (1024 if binary or "i" in unit else 1000) ** _POWER[letter]
+    size = round(value * factor)
+    return size if size < _ABSURD else None
+
+
+_WORDS: Final = (
+    "CUDA HIP XPU NPU MLU MUSA MPS backend out of memory Tried tried to allocate GPU has a total capacity capacty "
+    "which is free Process in use Including PyTorch this process Of the allocated by with private pools and "
+    "reserved but unallocated already cached allowed other allocations max DefaultCPUAllocator can't not enough "
+    "you Unable for an array shape type bytes KiB MiB GiB TiB KB MB GB "
+    "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_NPU_ALLOC_CONF PYTORCH_ALLOC_CONF"
+)
+"""Of messages with sizes: they are long, so that terminals, collectors and forums break them inside a word."""
+_WHOLE: Final = frozenset(_WORDS.split())
+_IN_WORD: Final = re.compile(r"([A-Za-z_']+)\n([A-Za-z_']+)")
+_IN_SIZE: Final = re.compile(r"\d\.?\n\.?\d[\d.]{0,20} ?(?:bytes|[KMGT]i?B|has\b)|[A-Za-z]\n[.:;)]")
+
+
+def joined(text: str, following: str) -> str:
+    """`text` and the line after it: with a blank between them, unless the break is inside a word or a number."""
+    at = f"{text[-30:]}\n{following[:30]}"
+    word = _IN_WORD.search(at)
+    inside = word[1] + word[2] in _WHOLE if word is not None else _IN_SIZE.search(at) is not None
+    return f"{text}{'' if inside else ' '}{following}"
+
+
+Figures = tuple[dict[str, Any], int]
+Reader = Callable[[str], Figures]
+"""From the text that begins at the head: the fields, and the end of the message in that text."""
+
+# torch: c10/cuda/CUDACachingAllocator.cpp, where OutOfMemoryError is raised. 0.4 to 1.3 say "cached" and mean reserved
+# - allocated, 1.4 to 2.0 "reserved in total by PyTorch", 2.1 and later "is reserved by PyTorch but unallocated". 1.8
+# and later know "allowed". What stands behind a colon is of c10/cuda/CUDAMallocAsyncAllocator.cpp.
+_DEVICE: Final = {
+    "requested_bytes": re.compile(rf"[Tt]ried to allocate {SIZE}|\bRequested {{0,20}}: {SIZE}"),
+    "capacity_bytes": re.compile(
+        rf"{SIZE} total capacity|has a total capac(?:i?)ty of {SIZE}|\bDevice limit {{0,20}}: {SIZE}"
+    ),
+    "free_bytes": re.compile(rf"of which {SIZE} is free|; {SIZE} free|\bFree \(according to CUDA\): {SIZE}"),
+    "allocated_bytes": re.compile(
+        rf"{SIZE} already allocated|Of the allocated memory {SIZE} is allocated by"
+        rf"|\bCurrently allocated {{0,20}}: {SIZE}"
+    ),
+    "reserved_bytes": re.compile(rf"{SIZE} reserved in total by PyTorch"),
+    "_unallocated": re.compile(rf"{SIZE} (?:is reserved by PyTorch but unallocated|cached\))"),
+    "allowed_bytes": re.compile(rf"{SIZE} allowed;|user-supplied memory fraction\) {{0,40}}: {SIZE}"),
+    "private_pools_bytes": re.compile(rf"{SIZE} allocated in private pools"),
+    "process_bytes": re.compile(rf"this process has {SIZE} memory in use"),
+}
+_INDEX: Final = re.compile(r"\b(?:GPU|NPU|XPU|MLU|Allocation on device) ?(\d{1,4})\b")
+_PROCESS: Final = re.compile(rf"\bProcess (\d{{1,10}}) has {SIZE} memory in use")
+_VARIABLE: Final = re.compile(r"\bPYTORCH_(?:CUDA_|HIP_|NPU_)?ALLOC_CONF\b")
+_LAST_WORDS: Final = re.compile(r"See documentation for Memory Management[^\n]{0,120}?(?:\)|ALLOC_CONF)")
+
+_MPS: Final = {
+    "allocated_bytes": re.compile(rf"MPS allocated: {SIZE}"),
+    "other_bytes": re.compile(rf"other allocations: {SIZE}"),
+    "allowed_bytes": re.compile(rf"max allowed: {SIZE}"),
+    "requested_bytes": re.compile(rf"[Tt]ried to allocate {SIZE}"),
+}
+_REQUEST: Final = re.compile(
+    rf"(?:allocate|allocating|allocation of|realloc of size|malloc of size|size:) {SIZE}"
+    r"|(?:allocate|(?:re|m)alloc of size) (?:[\d.]{1,12}\w{1,3} \()?(\d{1,20})\b(?!\.)"
+)
+_RESIDENT: Final = re.compile(r"anon-rss:(\d{1,15})kB")
+_KILLED: Final = re.compile(
+    r"process (\d{1,10}),? (?:\(([^)\n]{1,60})\))?|\btask=([^,\n]{1,60}),pid=(\d{1,10})|(?:PID|\(pid:) (\d{1,10})"
+)
+
+
+def device_figures(text: str) -> Figures:
+    """The figures of torch's own allocators (CUDA, HIP, XPU; NPU writes them alike)."""
+    values, end = _sizes(_DEVICE, text)
+    # NVML's 0 is no size: a process on a GPU holds at least its context. In a container NVML cannot see processes.
+    values["process_bytes"] = values.get("process_bytes") or None
+    unallocated = values.pop("_unallocated", None)
+    if values.get("allowed_bytes", 0) is None:
+        del values["allowed_bytes"]  # no cap: torch prints the largest number
+    if unallocated is not None and values.get("allocated_bytes") is not None:
+        values["reserved_bytes"] = values["allocated_bytes"] + unallocated
+    if index := _INDEX.search(text):
+        values["device"] = int(index[1])
+    found = list(_PROCESS.finditer(text))
+    values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3]) or None) for one in found)
+    if variable := _VARIABLE.search(text):
+        values["variable"] = variable[0]
+    last = _LAST_WORDS.search(text)
+    return values, max([end, *(one.end() for one in found), last.end() if last is not None else 0])
+
+
+_VLLM: Final = (
+    (re.compile(r"\(([\d.]{1,12})/([\d.]{1,12}) (GiB)\)"), ("free_bytes", "capacity_bytes")),
+    (re.compile(r"desired GPU memory utilization \([\d.]{1,8}, ([\d.]{1,12}) (GiB)\)"), ("requested_bytes",)),
+    (re.compile(r"([\d.]{1,12}) (GiB) KV cache is needed"), ("requested_bytes",)),
+    (re.compile(r"available KV cache memory \(([\d.]{1,12}) (GiB)\)"), ("free_bytes",)),
+)
+
+
+def vllm_figures(text: str) -> Figures:
+    """What vLLM wants and what it finds."""
+    values: dict[str, Any] = {}
+    end = 0
+    for pattern, names in _VLLM:
+        if found := pattern.search(text):
+            *sizes, unit = found.groups()
+            values |= {name: to_bytes(size, unit) for name, size in zip(names, sizes, strict=True)}
+            end = max(end, found.end())
+    return values, end
+
+
+def request(text: str) -> Figures:
+    """What was asked for, where that is the only number."""
+    found = _REQUEST.search(text)
+    if found is None:
+        return {}, 0
+    size = int(found[3]) if found[3] else to_bytes(found[1], found[2])
+    return {"requested_bytes": size}, found.end()
+
+
+def numbers(pattern: str, *names: str) -> Reader:
+    """A reader that takes whole numbers (bytes) from the groups of `pattern`."""
+    compiled = re.compile(pattern)
+
+    def read(text: str) -> Figures:
+        found = compiled.search(text)
+        if found is None:
+            return {}, 0
+        values = {name: int(value) for name, value in zip(names, found.groups(), strict=True) if value is not None}
+        return values, found.end()
+
+    return read
+
+
+def killed(text: str) -> Figures:
+    """The kernel's line: who was killed, and how much RAM it held."""
+    values: dict[str, Any] = {}
+    who, resident = _KILLED.search(text), _RESIDENT.search(text)
+    if who is not None:
+        values |= {"pid": int(who[1] or who[4] or who[5]), "process_name": who[2] or who[3]}
+    if resident is not None:
+        values["resident_bytes"] = int(resident[1]) * 1024
+    return values, max((found.end() for found in (who, resident) if found is not None), default=0)
+
+
+def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = False) -> Figures:
+    values: dict[str, Any] = {}
+    end = 0
+    for name, pattern in patterns.items():
+        if found := pattern.search(text):
+            number, unit = (group for group in found.groups() if group is not None)
+            values[name] = to_bytes(number, unit, binary=binary)
+            end = max(end, found.end())
+    return values, end
+
+
+# Schedulers and clusters: what a job uses, and what it may use. Ray: _private/memory_monitor.py; its GB are 2**30.
+_HOST: Final = (
+    re.compile(rf"was {SIZE} / {SIZE} \([\d.]{{1,12}}\)"),
+    re.compile(rf"\b{SIZE} exceeded limit {SIZE}"),  # PBS
+    re.compile(rf"\b{SIZE} of {SIZE} physical memory used"),  # YARN
+)
+_SLURM: Final = re.compile(r"memory limit \((\d{1,15}) > (\d{1,15})\)")
+"""In KiB (Slurm: plugins/jobacct_gather)."""
+_ALLOWED: Final = re.compile(r"limit exceeded \((\d{1,6})([MGT]i)\)")
+_EVICTED: Final = re.compile(r"\bwas using (\d{1,15})([KMGT]i)?\b")
+_VICTIM: Final = re.compile(r"victim process: ([^,\n]{1,60}), pid: (\d{1,10})")
+_HSA_FREE: Final = re.compile(r"Available Free mem ?: ?(\d{1,9}) MB")
+
+
+def host_figures(text: str) -> Figures:
+    """RAM in use and in total, as a scheduler or a cluster writes it."""
+    if found := _SLURM.search(text):
+        return {"used_bytes": int(found[1]) * 1024, "total_bytes": int(found[2]) * 1024}, found.end()
+    if found := _ALLOWED.search(text):
+        return {"total_bytes": to_bytes(found[1], found[2])}, found.end()
+    for pattern in _HOST:
+        if found := pattern.search(text):
+            used, total = to_bytes(found[1], found[2], binary=True), to_bytes(found[3], found[4], binary=True)
+            return {"used_bytes": used, "total_bytes": total}, found.end()
+    return {}, 0
+
+
+def evicted_figures(text: str) -> Figures:
+    """The RAM that a container used, in Kubernetes' units, or the process that a node's kernel killed."""
+    if found := _EVICTED.search(text):
+        return {"used_bytes": to_bytes(found[1], found[2] or "B")}, found.end()
+    if found := _VICTIM.search(text):
+        return {"process_name": found[1], "pid": int(found[2])}, found.end()
+    return {}, 0
+
+
+def hsa_figures(text: str) -> Figures:
+    """What was free when ROCm's runtime gave up; its MB are 2**20."""
+    found = _HSA_FREE.search(text)
+    return ({"free_bytes": int(found[1]) << 20}, found.end()) if found is not None else ({}, 0)
+
+
+# tensorflow: tsl/framework/bfc_allocator.cc; xla: service/hlo_rematerialization.cc and the TPU's own compiler.
+_XLA_SIZE: Final = r"(\d{1,18}(?:\.\d{1,4})?) ?((?:[KMGT]i?)?B|bytes|[KMGT])\b"
+_XLA: Final = {
+    "requested_bytes": re.compile(rf"(?:allocate|allocating|reserve|Used) {_XLA_SIZE}"),
+    "free_bytes": re.compile(rf"There are {_XLA_SIZE} free"),
+    "capacity_bytes": re.compile(rf"Used [\d.]{{1,12}}[KMGT] of {_XLA_SIZE} hbm"),
+}
+
+
+def xla_figures(text: str) -> Figures:
+    """What XLA requested, what was free, and the size of the accelerator's memory."""
+    return _sizes(_XLA, text, binary=True)
+
+
+def cuda_figures(text: str) -> Figures:
+    """Whose error it is: torch for ROCm says CUDA, and names HIP's error behind it."""
+    hip = re.search(r"Search for .?hipError\w{1,40}", text[:600])
+    return ({"device_type": "rocm"}, hip.end()) if hip is not None else ({}, 0)
+
+
+def mps_figures(text: str) -> Figures:
+    """The figures of torch's allocator for MPS."""
+    return _sizes(_MPS, text, binary=True)

@@ -1,0 +1,121 @@
+"""What an out-of-memory message says, as numbers; and text of unknown origin, made safe to show."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from hf_memkit.common.units import GIB, MIB
+
+Memory = Literal["device", "host", "pinned", "shared memory", "disk", "kernel"]
+"""Which memory ran out: the device's (`device_type` names it; `tpu` is an accelerator of XLA), the machine's RAM,
+page-locked RAM, /dev/shm, a disk, or what one GPU kernel may use on the chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process on the GPU, as NVML lists it. In a container `pid` is the host's number, even for this process."""
+
+    pid: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OomMessage:
+    """One out-of-memory message. Sizes are bytes; None if the text does not give them.
+
+    Attributes:
+        form: which known form it has (`hf_memkit.measuring.out_of_memory.patterns`).
+        library: who wrote it, such as `"PyTorch"` or `"Linux"`.
+        memory: which memory ran out.
+        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu`, `neuron`; None if unknown or not
+            device memory.
+        device: index of the GPU.
+        requested_bytes: size of the allocation that failed.
+        capacity_bytes: total memory of the GPU.
+        free_bytes: free memory of the GPU, as the driver reports it.
+        allocated_bytes: memory of PyTorch's tensors, private pools included.
+        reserved_bytes: memory that PyTorch has from the driver: allocated and cached.
+        allowed_bytes: the cap (`set_per_process_memory_fraction`, MPS's high watermark).
+        private_pools_bytes: part of the allocated memory that only CUDA graphs may use.
+        process_bytes: total of this process on the GPU, the CUDA context included.
+        other_bytes: MPS: memory of this process outside PyTorch's allocator.
+        processes: the other processes that NVML lists.
+        limit_bytes: kernel: the hardware limit; DeepSpeed: the size of one buffer.
+        pid, process_name: the process that was killed.
+        resident_bytes: host RAM of that process.
+        used_bytes, total_bytes: host RAM in use, and how much there is or the job may use.
+        in_cgroup: True for the limit of a container or job, False for the machine's.
+        variable: the allocator's environment variable, as this version of torch names it.
+        quote: the message text, shortened, without control characters.
+    """
+
+    form: str
+    library: str
+    memory: Memory
+    quote: str = ""
+    device_type: str | None = None
+    device: int | None = None
+    requested_bytes: int | None = None
+    capacity_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allowed_bytes: int | None = None
+    private_pools_bytes: int | None = None
+    process_bytes: int | None = None
+    other_bytes: int | None = None
+    processes: tuple[Process, ...] = ()
+    limit_bytes: int | None = None
+    pid: int | None = None
+    process_name: str | None = None
+    resident_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    in_cgroup: bool | None = None
+    variable: str | None = None
+
+    @property
+    def cached_bytes(self) -> int | None:
+        """Reserved − allocated: PyTorch's cache, in blocks between live tensors."""
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.reserved_bytes - self.allocated_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that the text gives; the others are absent."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["processes"] = [{"pid": process.pid, "size_bytes": process.size_bytes} for process in self.processes]
+        values["cached_bytes"] = self.cached_bytes
+        return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+def printable(text: str, limit: int = 600) -> str:
+    """`text` on one line and safe for a terminal: no control or direction characters, at most `limit` characters."""
+    cleaned = "".join(
+        " " if character.isspace() else character
+        for character in text[: 4 * limit]
+        if character.isspace() or not unicodedata.category(character).startswith("C")
+    )
+    joined = " ".join(cleaned.split())
+    return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
+    """`text` as a sentence, in lines of at most `width` characters, safe for a terminal."""
+    cleaned = printable(text, 2_000)
+    if cleaned.partition(" ")[0].strip(",;:.").replace("-", "").isalpha() and cleaned.partition(" ")[0].islower():
+        cleaned = cleaned[:1].upper() + cleaned[1:]  # names such as vLLM, cuBLAS and adamw_torch stay as they are
+    return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)
+
+
+def show(size_bytes: float) -> str:
+    """`"3.87 GiB"`, `"435.5 MiB"`, `"40 bytes"`: in the unit that torch takes, so that a figure reads as in the
+    message (`units.format_size` takes the next larger one from a tenth of it on)."""
+    if size_bytes >= GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    if size_bytes >= MIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    return f"{size_bytes / 1024:.1f} KiB" if size_bytes >= 1024 else f"{size_bytes:.0f} bytes"

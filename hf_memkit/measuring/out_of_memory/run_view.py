@@ -1,0 +1,221 @@
+"""A run's records as a job to change. In: a `run` record, and the record of a moment. Out: numbers.
+
+Nothing is assumed: what the records do not give is None, and a change that needs it is omitted or has no figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
+
+_AMPERE: Final = 8.0
+"""Compute capability from which a GPU supports bf16."""
+
+_OLD_SERIES: Final = re.compile(
+    r"\b(?:T4|P4|P40|P100|V100|K80|M40|M60|GTX|TITAN (?:X|Xp|V|RTX)|RTX 20\d\d|Quadro RTX)", re.I
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What the rules of `hf_memkit.measuring.out_of_memory.suggestions` read. All sizes in GiB.
+
+    `moment` is an `OomRecord` or a `StepRecord`. `names`: what the user's file calls an argument, where that is not
+    the name of TrainingArguments.
+    """
+
+    run: RunRecord
+    moment: Mapping[str, Any]
+    modules: ModulesRecord | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return mapping(self.run.get("arguments"))
+
+    @property
+    def hardware(self) -> Mapping[str, Any]:
+        return mapping(self.run.get("hardware"))
+
+    @property
+    def phase(self) -> str | None:
+        """Where it failed; of a step record, the phase of the highest peak."""
+        if isinstance(phase := self.moment.get("phase"), str):
+            return phase
+        peaks = {
+            phase: peak
+            for phase, values in mapping(self.moment.get("phases")).items()
+            if phase in PHASES and (peak := _number(mapping(values).get("peak_allocated_gib"))) is not None
+        }
+        return max(peaks, key=lambda phase: peaks[phase], default=None)
+
+    def gib(self, category: str) -> float | None:
+        """What a category held on the device at that moment; None if it was not measured."""
+        assert category in CATEGORIES
+        return _number(mapping(self.moment.get("categories")).get(f"{category}_gib"))
+
+    @property
+    def of_the_batch(self) -> float | None:
+        """What grows with the samples: activations and loss."""
+        held = [size for size in (self.gib("activations"), self.gib("loss")) if size is not None]
+        return sum(held) if held else None
+
+    @property
+    def model_states(self) -> float | None:
+        """Gradients and optimizer states on the device; None for nothing."""
+        return ((self.gib("gradients") or 0.0) + (self.gib("optimizer") or 0.0)) or None
+
+    @property
+    def states_in_ram(self) -> float:
+        """Optimizer states in RAM, page-locked or not."""
+        held = mapping(self.moment.get("held"))
+        return sum(_number(mapping(held.get(place)).get("optimizer_gib")) or 0.0 for place in ("host", "pinned"))
+
+    @property
+    def measured(self) -> bool:
+        """Whether that moment's memory was measured by category."""
+        return bool(mapping(self.moment.get("categories")))
+
+    @property
+    def activations_unknown(self) -> bool:
+        """Whether activations and loss may be in `other`: not measured by category, or a compiled model."""
+        categories = mapping(self.moment.get("categories"))
+        sizes = {name: _number(categories.get(f"{name}_gib")) or 0.0 for name in CATEGORIES}
+        return not self.measured or sizes["other"] > sum(sizes.values()) / 2
+
+    def argument(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def count(self, name: str) -> int | None:
+        """A whole number among the arguments."""
+        value = self.arguments.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def trainable(self) -> int | None:
+        return _whole(self.run.get("trainable_parameters"))
+
+    @property
+    def parameters(self) -> int | None:
+        return _whole(self.run.get("parameters"))
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Adapters beside frozen weights: fewer than a tenth of the parameters are trained."""
+        return bool(self.trainable and self.parameters and self.trainable * 10 < self.parameters)
+
+    @property
+    def embedding_parameters(self) -> int | None:
+        """Trained parameters of embeddings, where the table of modules was recorded and names some."""
+        rows = mapping(self.modules).get("rows")
+        if not isinstance(rows, list | tuple):
+            return None
+        total = 0
+        for row in map(mapping, rows):
+            if "Embedding" in str(row.get("class")):
+                total += (_whole(row.get("trainable_parameters")) or 0) * (_whole(row.get("repeats")) or 1)
+        return total or None
+
+    @property
+    def deepspeed(self) -> bool:
+        engine = str(self.run.get("engine") or "").lower()
+        return "deepspeed" in engine or self.stage is not None or any("DeepSpeed" in name for name in self.optimizers)
+
+    @property
+    def fsdp(self) -> bool:
+        engine = str(self.run.get("engine") or "").lower()
+        return "fsdp" in engine or "fullyshard" in engine or bool(self.argument("fsdp"))
+
+    @property
+    def stage(self) -> int | None:
+        """DeepSpeed's ZeRO stage."""
+        return self.count("deepspeed_stage")
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """Class names, from the wrapper to the optimizer itself."""
+        names = self.run.get("optimizer_classes")
+        return tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
+
+    @property
+    def optim(self) -> str:
+        return str(self.argument("optim") or "")
+
+    @property
+    def world_size(self) -> int:
+        return _whole(self.run.get("world_size")) or 1
+
+    @property
+    def checkpointing(self) -> bool:
+        return any(self.argument(f"{name}_checkpointing") for name in ("activation", "gradient"))
+
+    @property
+    def keeps_no_predictions(self) -> bool:
+        """Whether an evaluation gives the loss alone, as it does where the Trainer has no `compute_metrics`."""
+        return self.moment.get("prediction_loss_only") is True or bool(self.argument("prediction_loss_only"))
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.hardware.get("device_type") == "cuda"
+
+    @property
+    def has_bf16(self) -> bool | None:
+        """Whether the GPU supports bf16; None: no GPU, or unknown."""
+        name = self.hardware.get("device_name")
+        if not self.on_cuda or not isinstance(name, str):
+            return None
+        old = [known for known, facts in KNOWN_GPUS.items() if facts.capability < _AMPERE and " " not in known]
+        return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(known)}\b", name) for known in old))
+
+    @property
+    def weights_in_fp32(self) -> bool:
+        """Whether most weights are."""
+        types = {str(kind): _whole(size) or 0 for kind, size in mapping(self.run.get("weights_dtypes")).items()}
+        return max(types, key=lambda kind: types[kind], default=None) in ("float32", "torch.float32")
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return _whole(self.moment.get("longest_sequence"))
+
+    @property
+    def cause(self) -> str | None:
+        cause = self.moment.get("cause")
+        return cause if isinstance(cause, str) else None
+
+    @property
+    def transformers(self) -> tuple[int, ...]:
+        """`(5, 23)`; empty where the run does not say."""
+        return self._version("transformers")
+
+    @property
+    def torch(self) -> tuple[int, ...]:
+        """`(2, 13)`; empty where the run does not say."""
+        return self._version("torch")
+
+    def _version(self, package: str) -> tuple[int, ...]:
+        text = str(mapping(self.run.get("versions")).get(package, ""))
+        return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+    def states_gib_per(self, bytes_a_parameter: float) -> float | None:
+        """`bytes_a_parameter` for each trained parameter."""
+        return self.trainable * bytes_a_parameter / GIB if self.trainable is not None else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value`, or nothing where it is no mapping."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

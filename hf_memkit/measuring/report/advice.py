@@ -1,0 +1,87 @@
+"""What to do next. In: a run and its figures. Out: findings over the steps, and changes that would make room.
+
+The findings are those of the diagnosis, the changes those of `hf_memkit.measuring.out_of_memory`: this only asks them,
+and says for which rank an answer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_memkit.measuring.out_of_memory import Change, suggest
+from hf_memkit.measuring.record_types import ProposedChange, StepRecord
+from hf_memkit.measuring.report.diagnosis import Finding, diagnose
+from hf_memkit.measuring.report.load import RankRun, Run
+from hf_memkit.measuring.report.sanitize import text
+from hf_memkit.measuring.report.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Attributes:
+    findings: (rank, finding): each kind once, of the rank where it began first.
+    changes: what makes room; empty where there is room.
+    """
+
+    findings: tuple[tuple[int, Finding], ...]
+    changes: tuple[Change, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        findings = [{"rank": rank, **finding.to_json()} for rank, finding in self.findings]
+        return {"findings": findings, "changes": [change.to_json() for change in self.changes]}
+
+
+def advise(run: Run, summary: Summary) -> Advice:
+    """Findings of all ranks, and changes if memory ran out or nearly did."""
+    found = [(rank.rank, finding) for rank in run.ranks for finding in diagnose(rank.steps, rank.run, ooms=rank.ooms)]
+    found.sort(key=lambda each: each[1].first_step)
+    first: dict[str, int] = {}
+    for number_of_rank, finding in found:
+        first.setdefault(finding.kind, number_of_rank)
+    findings = [each for each in found if first[each[1].kind] == each[0]]
+    return Advice(tuple(findings), _changes(run, summary))
+
+
+def finding_sentence(run: Run, rank: int, finding: Finding) -> str:
+    """`Leak since step 40: why. Fix.`"""
+    where = f" on rank {rank}" if len(run.ranks) > 1 else ""
+    why, fix = (text(part, 400).strip().rstrip(".") for part in (finding.why, finding.fix))
+    return f"{finding.kind.capitalize()} since step {finding.first_step}{where}: {why}. {fix[:1].upper()}{fix[1:]}."
+
+
+def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
+    for rank in run.ranks:
+        if rank.ooms and (rank.ending.kind == "out of memory" or rank.last is rank.ooms[-1]):
+            recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
+            return recorded or _suggested(rank, rank.ooms[-1])
+    if summary.near:
+        rank = run.of(summary.rank)
+        moment = _highest_step(rank)
+        return _suggested(rank, moment) if moment else ()
+    return ()
+
+
+def _highest_step(rank: RankRun) -> StepRecord:
+    """The step with the highest peak, of those that were looked at closely if there are any."""
+    looked = [step for step in rank.steps if step.get("categories")]
+    return max(looked or rank.steps, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
+
+
+def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
+    return tuple(suggest(rank.run, moment, modules={"rows": list(rank.modules)}))
+
+
+def _recorded(change: ProposedChange) -> Change:
+    """A change as a record has it, of whatever origin."""
+    basis, value = change.get("basis"), change.get("value")
+    return Change(
+        text(change.get("key", "?"), 120),
+        text(value, 120) if isinstance(value, str) else value,
+        text(change.get("reason", ""), 400),
+        text(change.get("cost", ""), 300),
+        change.get("saves_gib"),
+        text(basis, 200) if basis else None,
+        change.get("current"),
+    )

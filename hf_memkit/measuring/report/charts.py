@@ -1,0 +1,236 @@
+"""The charts of the page, as Plotly's own plain data. In: a run. Out: traces by chart, with at most 2 000 points each.
+
+Colours are names of the page's CSS variables (`var(--weights)`): the script puts in what they are in light or dark.
+Plotly reads text as a little HTML, so that text from records goes through `plotly_text`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.measuring.report.load import RankRun, Run
+from hf_memkit.measuring.report.sanitize import text
+from hf_memkit.measuring.report.summary import Summary, summarise_ranks
+from hf_memkit.measuring.report.target import target_of
+
+POINTS: Final = 2000
+_GIB: Final = "%{y:.2f} GiB"
+_SMALL_GIB: Final = 0.1
+"""A model of which less is held is shown in MiB: an axis of GiB would have micro-units."""
+
+Chart = dict[str, Any]
+
+
+def plotly_text(value: Any) -> str:
+    """Text that Plotly shows as it is: no tag, no link, no template of figures."""
+    return html.escape(text(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+
+
+def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:
+    """At most `points` positions to draw of series of one length: evenly spread parts, and of each part the position
+    where each series is highest; the first and the last always."""
+    length = max(map(len, series), default=0)
+    if length <= points:
+        return list(range(length))
+    parts = max(1, (points - 2) // max(1, len(series)))
+    chosen = {0, length - 1}
+    for part in range(parts):
+        begin, end = part * length // parts, (part + 1) * length // parts
+        for values in series:
+            known = [i for i in range(begin, end) if values[i] is not None]
+            if known:
+                chosen.add(max(known, key=lambda i: values[i] or 0.0))
+    return sorted(chosen)
+
+
+def charts(run: Run, summary: Summary) -> dict[str, Chart]:
+    """The charts that this run has figures for, by the name of their place in the page."""
+    rank = run.of(summary.rank)
+    if summary.peak is not None:
+        timeline = _timeline(rank, summary)
+    else:  # the few MiB of a rehearsal's small model say nothing: the page shows what its target needs
+        timeline = _held_over_steps(rank) if target_of(run) is None else None
+    found = {
+        "timeline": timeline,
+        "phases": _phases_over_steps(rank),
+        "lengths": _scatter(rank, "longest_sequence", "longest sequence of the step (tokens)"),
+        "tokens": _scatter(rank, "tokens", "tokens of the step, with padding"),
+        "ranks": _ranks(run) if len(run.ranks) > 1 else None,
+        "host": _host(rank),
+    }
+    return {name: chart for name, chart in found.items() if chart is not None}
+
+
+def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
+    if not rank.steps:
+        return None
+    traces = _stack(rank.steps, "categories", summed=False)
+    steps, columns = _thinned(rank.steps, ("peak_allocated_gib", "peak_reserved_gib"))
+    for name, key, colour, dash in (
+        ("peak allocated", "peak_allocated_gib", "var(--ink)", "solid"),
+        ("peak reserved", "peak_reserved_gib", "var(--soft)", "dot"),
+    ):
+        if any(value is not None for value in columns[key]):
+            traces.append(_line(name, steps, columns[key], colour, dash))
+    for name, records, symbol in (("evaluation", rank.evaluations, "diamond"), ("save", rank.saves, "square")):
+        traces += _marks(name, records, symbol)
+    last = rank.steps[-1]["step"]
+    for oom in rank.ooms:
+        height = oom.get("allocated_gib") or oom.get("peak_allocated_gib")
+        if height is not None:
+            at = oom.get("step") or last + 1
+            traces.append(_points("out of memory", [at], [height], "x", "var(--bad)", size=13))
+    if summary.capacity_gib is not None:
+        ends = [rank.steps[0]["step"], last]
+        name = "allocator's cap" if summary.capped else "GPU memory"
+        traces.append(_line(name, ends, [summary.capacity_gib] * 2, "var(--bad)", "dash"))
+    return _chart(traces, "step", "GPU memory, GiB")
+
+
+def _held_over_steps(rank: RankRun) -> Chart | None:
+    """Where no peak is known: what lives between the steps."""
+    traces = _stack(rank.steps, "held", summed=True)
+    unit = "GiB"
+    if sum(max(trace["y"]) for trace in traces) < _SMALL_GIB:
+        unit = "MiB"
+        for trace in traces:
+            trace["y"] = [_round(y * 1024) for y in trace["y"]]
+            trace["hovertemplate"] = trace["hovertemplate"].replace("GiB", unit)
+    return _chart(traces, "step", f"held between steps, {unit}") if traces else None
+
+
+def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> list[dict[str, Any]]:
+    """Areas by category over the steps that were looked at. `summed`: over places."""
+    looked = [step for step in steps if step.get(name)]
+
+    def value(step: Mapping[str, Any], category: str) -> float:
+        places = list(step[name].values()) if summed else [step[name]]
+        return float(sum(place.get(f"{category}_gib", 0.0) for place in places))
+
+    looked = [looked[i] for i in extremes([[step.get("peak_allocated_gib") for step in looked]], POINTS)]
+    x = [step["step"] for step in looked]
+    traces = []
+    for category in CATEGORIES:
+        y = [_round(value(step, category)) for step in looked]
+        if any(y):
+            traces.append(
+                {
+                    "type": "scatter", "mode": "lines", "stackgroup": "held", "name": category, "x": x, "y": y,
+                    "line": {"width": 1, "color": "var(--page)"}, "fillcolor": f"var(--{category})",
+                    "hovertemplate": f"{_GIB}<extra>{category}</extra>",
+                }
+            )  # fmt: skip
+    return traces
+
+
+def _phases_over_steps(rank: RankRun) -> Chart | None:
+    traces = []
+    for phase in PHASES:
+        values = [step.get("phases", {}).get(phase, {}).get("peak_allocated_gib") for step in rank.steps]
+        if sum(value is not None for value in values) > 1:
+            kept = extremes([values], POINTS)
+            x = [rank.steps[i]["step"] for i in kept]
+            traces.append(_line(phase, x, [_round(values[i]) for i in kept], f"var(--phase-{phase})", "solid"))
+    return _chart(traces, "step", "peak allocated, GiB") if traces else None
+
+
+def _scatter(rank: RankRun, name: str, axis: str) -> Chart | None:
+    """The peak of each step against a size of its inputs, if that varies at all."""
+    known: list[Mapping[str, Any]] = [step for step in rank.steps if name in step and "peak_allocated_gib" in step]
+    if len({step[name] for step in known}) < 2:
+        return None
+    known = [known[i] for i in extremes([[step["peak_allocated_gib"] for step in known]], POINTS)]
+    steps = [step["step"] for step in known]
+    trace = {
+        "type": "scatter", "mode": "markers", "name": "step", "x": [step[name] for step in known],
+        "y": [_round(step["peak_allocated_gib"]) for step in known], "customdata": steps,
+        "marker": {"size": 6, "color": steps, "colorscale": "Viridis", "showscale": True,
+                   "colorbar": {"title": {"text": "step"}, "thickness": 8, "outlinewidth": 0}},
+        "hovertemplate": f"step %{{customdata}}: {_GIB} with %{{x:,}}<extra></extra>",
+    }  # fmt: skip
+    return {**_chart([trace], axis, "peak allocated, GiB"), "hovermode": "closest"}
+
+
+def _ranks(run: Run) -> Chart | None:
+    summaries = summarise_ranks(run)
+    bars = []
+    for name, colour, values in (
+        ("peak allocated", "var(--weights)", [one.peak.gib if one.peak else None for one in summaries]),
+        ("peak reserved", "var(--soft)", [one.reserved_gib for one in summaries]),
+        ("host memory", "var(--activations)", [one.host.get("rss_gib") for one in summaries]),
+    ):
+        if any(value is not None for value in values):
+            bars.append(
+                {
+                    "type": "bar", "name": name, "x": [one.rank for one in summaries],
+                    "y": [_round(value) for value in values], "marker": {"color": colour},
+                    "hovertemplate": f"{_GIB}<extra>{name}</extra>",
+                }
+            )  # fmt: skip
+    return _chart(bars, "rank", "highest, GiB") if bars else None
+
+
+def _host(rank: RankRun) -> Chart | None:
+    names = {
+        "host_rss_gib": ("this process", "var(--weights)", "solid"),
+        "host_available_gib": ("available", "var(--optimizer)", "dash"),
+        "pinned_gib": ("pinned", "var(--activations)", "solid"),
+        "disk_swap_gib": ("swapped to disk", "var(--buffers)", "solid"),
+    }
+    steps, columns = _thinned(rank.steps, tuple(names))
+    traces = [
+        _line(name, steps, columns[key], colour, dash)
+        for key, (name, colour, dash) in names.items()
+        if any(columns[key])
+    ]
+    return _chart(traces, "step", "host RAM, GiB") if traces else None
+
+
+def _thinned(
+    steps: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[list[int | None], dict[str, list[float | None]]]:
+    columns = {name: [step.get(name) for step in steps] for name in names}
+    kept = extremes(list(columns.values()), POINTS)
+    x = [steps[i]["step"] for i in kept]
+    return x, {name: [_round(values[i]) for i in kept] for name, values in columns.items()}
+
+
+def _marks(name: str, records: Sequence[Mapping[str, Any]], symbol: str) -> list[dict[str, Any]]:
+    known = [record for record in records if "peak_allocated_gib" in record]
+    known = [known[i] for i in extremes([[record["peak_allocated_gib"] for record in known]], POINTS)]
+    if not known:
+        return []
+    x, y = [record.get("step") for record in known], [_round(record["peak_allocated_gib"]) for record in known]
+    trace = _points(name, x, y, symbol, "var(--ink)")
+    trace["customdata"] = [plotly_text(record.get("checkpoint") or name) for record in known]
+    trace["hovertemplate"] = f"{_GIB}<extra>%{{customdata}}</extra>"
+    return [trace]
+
+
+def _line(name: str, x: Sequence[Any], y: Sequence[float | None], colour: str, dash: str) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines+markers" if len(x) < 2 else "lines", "name": name, "x": list(x),
+        "y": list(y), "line": {"color": colour, "width": 2, "dash": dash}, "connectgaps": True,
+        "hovertemplate": f"{_GIB}<extra>{name}</extra>",
+    }  # fmt: skip
+
+
+def _points(
+    name: str, x: Sequence[Any], y: Sequence[float | None], symbol: str, colour: str, size: int = 8
+) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y),
+        "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": "var(--page)"}},
+        "hovertemplate": f"{_GIB}<extra>{name}</extra>",
+    }  # fmt: skip
+
+
+def _chart(traces: list[dict[str, Any]], x: str, y: str) -> Chart:
+    return {"traces": traces, "x": x, "y": y, "hovermode": "x unified"}
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4) if abs(value) >= 0.1 else float(f"{value:.3g}")

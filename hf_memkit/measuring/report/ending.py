@@ -1,0 +1,241 @@
+"""How a training ended. In: its last records, and this machine. Out: a kind, and a sentence that claims no more than
+the evidence does.
+
+A file without an `end` record belongs to a training that runs or was killed. The `run` record says where it ran: on
+the same boot of the same machine its process can be looked up, and a control group counts whom the kernel has killed
+for want of memory (Linux's cgroup-v2.rst, `memory.events`: `oom_kill`).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hf_memkit.common.terms import at
+from hf_memkit.measuring.memory.cgroup import oom_kills
+from hf_memkit.measuring.record_types import HostFacts, RunRecord
+from hf_memkit.measuring.report.rank_reader import Attempt
+from hf_memkit.measuring.report.sanitize import text
+
+EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
+
+_NEARLY_GONE: Final = 0.03
+"""Of the host's memory: the kernel drops what it can before it kills, so a host that is full has about this left."""
+_SAME_START_S: Final = 2.0
+"""Seconds by which two readings of a process's start may differ: the kernel counts in clock ticks since the boot."""
+_SILENT_S: Final = 600.0
+_SILENT_STEPS: Final = 20
+"""A process that has written nothing for ten minutes and for the time of twenty steps may hang, or have left its
+training behind (a notebook)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a training ended, as far as its records tell.
+
+    Attributes:
+        kind: "killed" covers every end that was not recorded: a signal, the scheduler, the kernel, a power cut.
+        why: one sentence, with the evidence.
+        cause: "host memory" where the evidence is that the host had none left, else None.
+        step: the last step that was finished; None if there was none.
+    """
+
+    kind: EndingKind
+    why: str
+    cause: Literal["host memory"] | None = None
+    step: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return None
+
+
+def _process_start(pid: int) -> float | None:
+    """When the process began (seconds since the epoch), None if there is none. A zombie has ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except (psutil.Error, ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This machine, now."""
+
+    hostname: str = field(default_factory=socket.gethostname)
+    boot_id: str | None = field(default_factory=_boot_id)
+    now_s: float = field(default_factory=time.time)
+    process_start: Callable[[int], float | None] = _process_start
+    count_oom_kills: Callable[[], int | None] = oom_kills
+
+
+def judge_ending(attempt: Attempt, here: Here) -> Ending:
+    """How the attempt ended, seen from `here`."""
+    step = attempt.last_step
+    if attempt.end is not None:
+        return _as_recorded(attempt, attempt.end, step)
+    host = attempt.run.get("host", {})
+    if not host.get("hostname"):
+        return _gone_or_unknown(attempt, "the records do not name the machine, so its process cannot be checked")
+    if host["hostname"] != here.hostname:
+        where = text(host["hostname"], 60)
+        return _gone_or_unknown(
+            attempt, f"it ran on another machine ({where}): run memkit report there to see whether it is still running"
+        )
+    pid, started = host.get("pid"), host.get("process_started")
+    if host.get("boot_id") != here.boot_id:
+        return _killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
+    if pid is None:
+        return _gone_or_unknown(attempt, "the records do not name its process")
+    alive = here.process_start(pid)
+    if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
+        return _running(attempt, pid, here.now_s)
+    return _killed(attempt, host, here, f"its process {pid} is gone")
+
+
+def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
+    """How a start ended that another start followed: no process of it is left to look for.
+
+    Args:
+        attempt: the start.
+        following: the `run` record of the next one. After an error that was caught on the way, as
+            `auto_find_batch_size` does, it alone knows of it (`after_oom`).
+    """
+    if "after_oom" in following and not attempt.ooms:
+        return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
+    if attempt.end is not None:
+        return _as_recorded(attempt, attempt.end, attempt.last_step)
+    if attempt.ooms:
+        return _out_of_memory(attempt)
+    return Ending("killed", f"ended without recording an exit, {_after(attempt)}", step=attempt.last_step)
+
+
+def _after(attempt: Attempt) -> str:
+    """The last step, and why there are none after it if more could not be written."""
+    step = attempt.last_step
+    after = f"after step {step}" if step is not None else "before its first step ended"
+    return after + (f" or later: its records end there ({why})" if (why := _cut(attempt)) else "")
+
+
+def _cut(attempt: Attempt) -> str | None:
+    """Why nothing could be written after the last record; None if something could."""
+    lost = attempt.lost
+    if lost is None:
+        return None
+    # By the clock; within its millisecond by the step.
+    if (attempt.last.get("time", 0.0), attempt.last_step or 0) > (lost.get("time", 0.0), (lost.get("step") or 1) - 1):
+        return None
+    return text(lost.get("write_error") or "unknown reason", 80)
+
+
+def _as_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
+    """What the `end` record says, and where the others end if they could not be written so far."""
+    ended = _ended(attempt, end, recorded)
+    if (ended.step or 0) <= (recorded or 0):
+        return ended
+    since = f"after step {recorded}" if recorded is not None else "before the first step"
+    why = text(end.get("write_error") or "they could not be written", 80)
+    return replace(ended, why=f"{ended.why.rstrip('.')}. Its records end early, {since}: {why}")
+
+
+def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
+    status = end.get("status")
+    if end.get("lost_records"):
+        step = end.get("step") or step
+    after = f" after step {step}" if step is not None else " before its first step ended"
+    if status == "finished":
+        return Ending("finished", f"finished{after if step is not None else ' without training a step'}", step=step)
+    error = text(end.get("error_type") or "", 80)
+    said = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
+    if status == "interrupted":
+        by = " by Ctrl-C (SIGINT)" if error == "KeyboardInterrupt" else ""
+        rest = ": ".join(part for part in ("" if by else error, said) if part)
+        return Ending("interrupted", f"interrupted{by}{after}" + (f": {rest}" if rest else ""), step=step)
+    if attempt.ooms:
+        return _out_of_memory(attempt)
+    if "outofmemory" in error.lower() or "out of memory" in said.lower():
+        return Ending(
+            "out of memory", ": ".join(part for part in (f"ran out of memory{after}", error, said) if part), step=step
+        )
+    why = ": ".join(part for part in (f"failed{after}" + (f" with {error}" if error else ""), said) if part)
+    return Ending("failed", why, step=step)
+
+
+def _out_of_memory(attempt: Attempt) -> Ending:
+    return Ending("out of memory", _ran_out(attempt.ooms[-1]), step=attempt.last_step)
+
+
+def _ran_out(oom: Mapping[str, Any]) -> str:
+    return f"ran out of memory {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
+
+
+def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
+    if attempt.ooms and attempt.last is attempt.ooms[-1]:
+        return _out_of_memory(attempt)
+    cut = f" {_after(attempt)}" if _cut(attempt) else ""
+    return Ending("unknown", f"no exit was recorded{cut}; {why}", step=attempt.last_step)
+
+
+def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
+    step = attempt.last_step
+    now = f"step {step} is done" if step is not None else "its first step is in progress"
+    if cut := _cut(attempt):
+        since = f"step {step}" if step is not None else "its start"
+        return Ending(
+            "running", f"running (process {pid}); since {since} its records cannot be written: {cut}", step=step
+        )
+    silent_s = now_s - attempt.last.get("time", now_s)
+    step_s = attempt.last.get("step_time_ms", 0.0) / 1000
+    if silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
+        quiet = f"process {pid} is alive but has written nothing for {silent_s / 60:.0f} min: it hangs, is in a long"
+        return Ending("running", f"{quiet} operation, or is a notebook that no longer trains; {now}", step=step)
+    return Ending("running", f"running (process {pid}); {now}", step=step)
+
+
+def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
+    """No `end`, and no process: who ended it, as far as anybody can tell. `here` is None after a reboot."""
+    if attempt.ooms and attempt.last is attempt.ooms[-1]:
+        return _out_of_memory(attempt)
+    step = attempt.last_step
+    stopped = f"ended without recording an exit, {_after(attempt)}; {how}"
+    before, killed = host.get("oom_kills"), None
+    if here is not None and before is not None and (now := here.count_oom_kills()) is not None:
+        killed = now - before
+    left = attempt.last.get("host_available_gib")
+    if killed and killed > 0:
+        count = "a process" if killed == 1 else f"{killed} processes"
+        why = f"{stopped}. Since it started, host RAM ran out and the kernel killed {count} of this control group"
+        return Ending("killed", f"{why}: most likely this one", "host memory", step)
+    if short := _nearly_gone(attempt):
+        why = f"{stopped}. Host RAM was almost full at the last record ({short}): the kernel's OOM killer is likely"
+        return Ending("killed", why, "host memory", step)
+    enough = f" Host RAM was not short at the last record ({left:.1f} GiB left)." if left is not None else ""
+    why = f"{stopped}.{enough} Cause unknown: a signal, the scheduler, a crash or a power cut"
+    return Ending("killed", why, None, step)
+
+
+def _nearly_gone(attempt: Attempt) -> str | None:
+    """What was left at the last record, in words, if it was next to nothing."""
+    hardware = attempt.run.get("hardware", {})
+    total = min(filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib"))), default=None)
+    left, rss = attempt.last.get("host_available_gib"), attempt.last.get("host_rss_gib")
+    if total is None:
+        return None
+    if left is not None and left <= _NEARLY_GONE * total:
+        return f"{left:.2f} of {total:.1f} GiB left"
+    if rss is not None and rss >= (1 - _NEARLY_GONE) * total:
+        return f"{rss:.2f} of {total:.1f} GiB used by this process alone"
+    return None

@@ -1,0 +1,111 @@
+"""A running job's report, as it runs. In: the folder of its records. Out: text on a console, until the run ends.
+
+A terminal shows the report, drawn anew when a file has grown; anything else (a log, a pipe) gets a line when a step
+was finished, one a second at most, and the report at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.measuring.report.load import Run, RunReader
+from hf_memkit.measuring.report.sanitize import text
+from hf_memkit.measuring.report.text import view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_LOOK_S: Final = 1.0
+
+
+def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
+    """Shows the run until it ends, and returns it; None if stopped (Ctrl-C) before the first record.
+
+    Waits for a run that has not started. A run on another machine cannot be checked: showing it ends with its `end`
+    record, or with Ctrl-C.
+
+    Args:
+        run_dir: folder of the records.
+        console: where to show it.
+        modules: add the table by module at the end.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    reader = RunReader(Path(run_dir))
+    with contextlib.suppress(KeyboardInterrupt):
+        (_live if console.is_terminal else _lines)(reader, console)
+    run = reader.run()
+    if run is not None:
+        console.print(view(run, console.width, modules=modules), crop=False)
+    return run
+
+
+def _wait_text(folder: Path) -> str:
+    return f"Waiting for records in {text(folder)} (memory-rank*.jsonl). Ctrl-C stops."
+
+
+def _looks(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
+    """Looks until the run has ended: whether the files grew, and the run that goes on, if there is one."""
+    while True:
+        grew = reader.read()
+        run = reader.run()  # also when nothing is new: the process may be gone
+        if run is not None and run.ending.kind != "running" and (run.ending.kind != "unknown" or run.first.end):
+            return
+        yield grew, run
+        time.sleep(_LOOK_S)
+
+
+def _live(reader: RunReader, console: Console) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
+        live.refresh()
+        shown: str | None = None
+        for grew, run in _looks(reader):
+            if run is not None and (grew or run.ending.why != shown):
+                shown = run.ending.why
+                live.update(view(run, console.width), refresh=True)
+
+
+def _lines(reader: RunReader, console: Console) -> None:
+    from rich.text import Text
+
+    waiting, shown = False, None
+    for grew, run in _looks(reader):
+        if run is None:
+            if not waiting:
+                waiting = True
+                console.print(Text(_wait_text(reader.folder)), soft_wrap=True)
+        elif grew and run.first.steps and run.first.steps[-1]["step"] != shown:
+            shown = run.first.steps[-1]["step"]
+            console.print(Text(_step_line(run)), soft_wrap=True)
+
+
+def _step_line(run: Run) -> str:
+    """`step 17: peak 13.2 GiB, reserved 14.1 of 15.8 GiB, host 4.1 GiB, 1214 ms`, the highest over the ranks."""
+    newest: list[Mapping[str, Any]] = [rank.steps[-1] for rank in run.ranks if rank.steps]
+
+    def highest(name: str) -> float | None:
+        return max((step[name] for step in newest if name in step), default=None)
+
+    step = int(highest("step") or 0)
+    capacity = highest("capacity_gib")
+    of = f" of {capacity:.1f}" if capacity else ""
+    parts = [
+        f"{label} {value:.2f}{suffix} {unit}".strip() if unit == "GiB" else f"{value:,.0f} {unit}"
+        for name, label, suffix, unit in (
+            ("peak_allocated_gib", "peak", "", "GiB"),
+            ("peak_reserved_gib", "reserved", of, "GiB"),
+            ("host_rss_gib", "host", "", "GiB"),
+            ("step_time_ms", "", "", "ms"),
+        )
+        if (value := highest(name)) is not None
+    ]
+    return f"step {step}: {', '.join(parts)}"

@@ -1,0 +1,266 @@
+"""The records of a run, all ranks. In: its folder. Out: `Run`, plain data that every view of it reads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.common.errors import InputError
+from hf_memkit.common.resources import REPOSITORY
+from hf_memkit.measuring.memory.records import SCHEMA
+from hf_memkit.measuring.record_types import (
+    EndRecord,
+    EvaluateRecord,
+    ModuleFigures,
+    OomRecord,
+    RunRecord,
+    SaveRecord,
+    StepRecord,
+)
+from hf_memkit.measuring.report.ending import Ending, Here, judge_ending, judge_replaced
+from hf_memkit.measuring.report.rank_reader import Attempt, RankReader
+from hf_memkit.measuring.report.sanitize import few, text
+
+_FILE: Final = re.compile(r"memory-rank(\d{1,7})\.jsonl")
+
+_DECIDING: Final = ("out of memory", "failed", "killed", "interrupted", "finished", "running", "unknown")
+"""The first of these that a rank has is how the run ended: when one fails, the launcher ends the others, and when one
+has finished, the others are about to."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """One rank's last training. Earlier ones in the same file are in `earlier`.
+
+    Attributes:
+        rank: its number.
+        path: its file.
+        run: the `run` record; empty if there is none.
+        steps: the last record of each step, in order (`steps` in one of them: how many it stands for).
+        evaluations, saves, ooms: records of these kinds in order.
+        modules: rows of the table by module.
+        end: the `end` record, if there is one.
+        ending: how it ended.
+        last: the last record of any kind.
+        earlier: the starts before the last one, each with how it ended.
+    """
+
+    rank: int
+    path: Path
+    run: RunRecord
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluateRecord, ...]
+    saves: tuple[SaveRecord, ...]
+    ooms: tuple[OomRecord, ...]
+    modules: tuple[ModuleFigures, ...]
+    end: EndRecord | None
+    ending: Ending
+    last: Mapping[str, Any]
+    earlier: tuple[tuple[Attempt, Ending], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run: its ranks, how it ended, and the limits of its records.
+
+    Attributes:
+        folder: where the files are.
+        ranks: at least one, in order.
+        ending: that of the rank that decides, see `_DECIDING`.
+        ended_by: the rank of `ending`.
+        notes: what limits the records: missing ranks, unreadable lines, a newer schema.
+    """
+
+    folder: Path
+    ranks: tuple[RankRun, ...]
+    ending: Ending
+    ended_by: int
+    notes: tuple[str, ...]
+
+    @property
+    def first(self) -> RankRun:
+        """The first rank, for what is the same on all."""
+        return self.ranks[0]
+
+    def of(self, rank: int) -> RankRun:
+        """The rank of this number."""
+        return next(one for one in self.ranks if one.rank == rank)
+
+
+class RunReader:
+    """Reads a run's files as they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._readers: dict[int, RankReader] = {}
+
+    def read(self) -> bool:
+        """Takes what is new in all files; True if something was.
+
+        Raises:
+            InputError: a file that cannot be read.
+        """
+        try:
+            for path in self.folder.iterdir():
+                match = _FILE.fullmatch(path.name)
+                if match is not None and path.is_file():
+                    self._readers.setdefault(int(match[1]), RankReader(path))
+            grown = [reader.read() for reader in self._readers.values()]  # all of them, also after the first that has
+            return any(grown)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # not there yet, or not there any more
+        except OSError as error:
+            raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    @property
+    def files(self) -> int:
+        """How many records files there are."""
+        return len(self._readers)
+
+    def run(self) -> Run | None:
+        """What was read so far; None if no record was."""
+        here = Here()
+        found = sorted((rank, reader) for rank, reader in self._readers.items() if reader.attempts)
+        if not found:
+            return None
+        ranks = tuple(_rank_run(rank, reader, here) for rank, reader in found)
+        ranks, left_over = _of_the_newest_start(ranks)
+        decides = min(ranks, key=lambda rank: _DECIDING.index(rank.ending.kind))
+        unreadable = {rank: reader.unreadable for rank, reader in self._readers.items()}
+        newest = max(reader.newest_schema for _, reader in found)
+        return Run(
+            self.folder, ranks, decides.ending, decides.rank, tuple(_notes(ranks, left_over, unreadable, newest))
+        )
+
+
+def load_run(run_dir: str | Path) -> Run:
+    """Reads the `memory-rank*.jsonl` of a folder.
+
+    Files that end in the middle of a line, or hold lines that are no records, give what can be read of them.
+
+    Raises:
+        InputError: the folder does not exist, has no records file, or the files have no record.
+    """
+    folder = Path(run_dir)
+    if _FILE.fullmatch(folder.name) and folder.is_file():
+        folder = folder.parent
+    if not folder.is_dir():
+        what = "a file, not a folder" if folder.exists() else "no such folder"
+        raise InputError(f"{text(run_dir)}: {what}; give a Trainer's output_dir")
+    reader = RunReader(folder)
+    reader.read()
+    run = reader.run()
+    if run is not None:
+        return run
+    if reader.files:
+        raise InputError(
+            f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {_follow(folder)}"
+        )
+    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder)}")
+
+
+def _what_to_do(folder: Path) -> str:
+    inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
+    if inside:
+        more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
+        return f"a folder below has records: memkit report {text(inside[0])}{more}"
+    status = _recipe_status(folder)
+    if status in ("finished", "interrupted"):
+        return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
+    if status == "written":
+        return f"nothing has run there yet. Type: memkit run {shlex.quote(text(folder))}"
+    if status is not None:
+        return (
+            f"this recipe run has status {status!r}, and recorded no step. If its process runs: {_follow(folder)}; if "
+            f"not, start it again with --resume or --overwrite"
+        )
+    return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
+
+
+def _follow(folder: Path) -> str:
+    return f"memkit report {shlex.quote(text(folder))} --follow"
+
+
+def _recipe_status(folder: Path) -> str | None:
+    """`status` of `memkit-run.json`, which a recipe writes."""
+    try:
+        content = json.loads((folder / "memkit-run.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
+
+
+def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
+    *earlier, last = reader.attempts
+    next_runs = [attempt.run for attempt in reader.attempts[1:]]
+    return RankRun(
+        rank=rank,
+        path=reader.path,
+        run=last.run,
+        steps=tuple(reader.steps[step] for step in sorted(reader.steps)),
+        evaluations=tuple(reader.evaluations),
+        saves=tuple(reader.saves),
+        ooms=tuple(last.ooms),
+        modules=tuple(reader.modules),
+        end=last.end,
+        ending=judge_ending(last, here),
+        last=last.last,
+        earlier=tuple((one, judge_replaced(one, after)) for one, after in zip(earlier, next_runs, strict=True)),
+    )
+
+
+def _of_the_newest_start(ranks: tuple[RankRun, ...]) -> tuple[tuple[RankRun, ...], int]:
+    """The ranks of the newest training, and how many files an earlier one with more processes has left."""
+    newest = max(ranks, key=lambda rank: rank.run.get("time", 0.0))
+    size = newest.run.get("world_size")
+    kept = tuple(rank for rank in ranks if size is None or rank.rank < size)
+    return (kept, len(ranks) - len(kept)) if kept else (ranks, 0)
+
+
+def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int], newest_schema: int) -> list[str]:
+    notes = []
+    size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
+    missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
+    if missing:
+        notes.append(f"records of {len(missing)} of {size} ranks are missing: {few(missing)}")
+    without_end = [rank.rank for rank in ranks if rank.end is None]
+    if without_end and len(without_end) < len(ranks):
+        notes.append(f"no exit recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
+    if left_over:
+        plural = "s" if left_over > 1 else ""
+        notes.append(f"{left_over} file{plural} of an earlier training with more processes ignored")
+    if newest_schema > SCHEMA:
+        notes.append(
+            f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing. "
+            f"Run: pip install --upgrade git+{REPOSITORY}"
+        )
+    broken = sum(unreadable.values())
+    if broken:
+        notes.append(f"{broken} lines could not be read" if broken > 1 else "1 line could not be read")
+    if any(not rank.run for rank in ranks):
+        notes.append("the beginning of the records is missing: model, arguments and machine are unknown")
+    earlier = ranks[0].earlier
+    if earlier:
+        attempt, ending = earlier[-1]
+        # What auto_find_batch_size tried last.
+        batch = ranks[0].run.get("after_oom", {}).get("train_batch_size")
+        if batch is None:
+            batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")
+        of = f" (batch size {text(batch, 20)})" if batch is not None else ""
+        if len(earlier) == 1:
+            notes.append(f"an earlier start in this folder{of} {ending.why}")
+        else:
+            notes.append(f"{len(earlier)} earlier starts in this folder; the last{of} {ending.why}")
+    lost = sum(rank.end.get("lost_records", 0) for rank in ranks if rank.end)
+    if lost:
+        errors = [rank.end["write_error"] for rank in ranks if rank.end and rank.end.get("write_error")]
+        records = f"{lost} records" if lost > 1 else "1 record"
+        notes.append(
+            ": ".join([f"{records} could not be written during training", *(text(e, 80) for e in errors[:1])])
+        )
+    return notes

@@ -1,0 +1,274 @@
+"""The figures of a run that every view shows. In: `Run`. Out: `Summary`, so that text, page and JSON say the same.
+
+Several ranks: the figures are those of the rank with the highest peak, but for what is said of each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.measuring.record_types import OomRecord, StepRecord
+from hf_memkit.measuring.report.load import RankRun, Run
+
+NEAR: Final = 0.9
+"""Share of the GPU. Above it an ordinary change (a batch a tenth longer, a library's workspace) does not fit."""
+
+Compared = tuple[str, str, float | None]
+"""(what, predicted GiB or a range `low–high`, measured GiB or None)."""
+
+ACCEPTED_SHARE: Final = 0.02
+"""Of the predicted peak: a category that is no further off than this is taken for right."""
+
+_PLACES: Final = ("device", "host", "pinned", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The highest allocated bytes: how much, what training was doing, at which step, on which rank."""
+
+    gib: float
+    phase: str | None
+    step: int | None
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run needed. None or empty: not recorded.
+
+    Attributes:
+        rank: the rank that the figures are of.
+        capacity_gib: the GPU's memory, or the allocator's cap where one is set.
+        capped: the cap as a share of the GPU; None: no cap.
+        peak: the highest allocated.
+        percent: `peak` of `capacity_gib`.
+        reserved_gib: the highest reserved.
+        others_gib: the highest outside this allocator: contexts, libraries, other processes.
+        headroom_gib: `capacity_gib` less `reserved_gib` and `others_gib`.
+        categories: GiB by category, adding up to the peak of `categories_step`, when `categories_reserved_gib` were
+            reserved.
+        phases: the highest allocated in each phase.
+        held: GiB by place and category held between steps, at the last step recorded in detail.
+        host: `rss_gib` (highest), `available_gib` (lowest), `total_gib`, `pinned_gib`, `disk_swap_gib` (highest).
+        steps: how many were recorded.
+        step_time_ms: their median.
+        predicted_step_time_ms: low, middle and high, or one figure; empty: not predicted.
+        retries: how often the allocator freed its cache and tried again.
+        predicted: rows of (what, predicted, measured), GiB; a range is the text `low–high`.
+    """
+
+    rank: int
+    capacity_gib: float | None
+    capped: float | None
+    peak: Peak | None
+    percent: float | None
+    reserved_gib: float | None
+    others_gib: float | None
+    headroom_gib: float | None
+    categories: dict[str, float]
+    categories_step: int | None
+    categories_reserved_gib: float | None
+    phases: dict[str, float]
+    held: dict[str, dict[str, float]]
+    host: dict[str, float]
+    steps: int
+    step_time_ms: float | None
+    predicted_step_time_ms: tuple[float, ...]
+    retries: int
+    predicted: tuple[Compared, ...]
+
+    @property
+    def near(self) -> bool:
+        """Whether the peak, or the reserved memory, is above `NEAR` of the GPU."""
+        highest = max(self.peak.gib if self.peak else 0.0, (self.reserved_gib or 0.0) + (self.others_gib or 0.0))
+        return self.capacity_gib is not None and highest > NEAR * self.capacity_gib
+
+    def to_json(self) -> dict[str, Any]:
+        predicted = [{"what": what, "predicted_gib": p, "measured_gib": m} for what, p, m in self.predicted]
+        return {**asdict(self), "predicted": predicted}
+
+
+def summarise(run: Run) -> Summary:
+    """The figures of the rank with the highest peak."""
+    return max((_of_rank(rank) for rank in run.ranks), key=lambda s: s.peak.gib if s.peak else -1.0)
+
+
+def summarise_ranks(run: Run) -> list[Summary]:
+    """The figures of each rank."""
+    return [_of_rank(rank) for rank in run.ranks]
+
+
+def compared(
+    prediction: Mapping[str, Any],
+    peak_gib: float | None,
+    reserved_gib: float | None,
+    phases: Mapping[str, float],
+    categories: Mapping[str, float],
+) -> Iterator[Compared]:
+    """A row for everything that was predicted: the peaks, then phases, then categories.
+
+    Args:
+        prediction: by its JSON names; empty if there is none.
+        peak_gib, reserved_gib: measured highest; None: not measured.
+        phases, categories: measured GiB by name.
+    """
+    of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
+    rows: list[tuple[str, Any, float | None]] = [
+        ("peak allocated", prediction.get("peak_allocated_gib"), peak_gib),
+        ("peak reserved", prediction.get("peak_reserved_gib"), reserved_gib),
+        *((phase, of_phases.get(phase, {}).get("peak_allocated_gib"), phases.get(phase)) for phase in PHASES),
+        *((name, of_categories.get(f"{name}_gib"), categories.get(name)) for name in CATEGORIES),
+    ]
+    for what, predicted, measured in rows:
+        if ends := predicted if isinstance(predicted, list) else [predicted] if predicted is not None else []:
+            yield what, "–".join(f"{end:.2f}" for end in ends[:2]), measured
+
+
+def furthest_off(rows: Sequence[Compared]) -> str | None:
+    """A sentence that names the category furthest off; None where no category was both predicted and measured."""
+    peak = next((float(predicted) for what, predicted, _ in rows if what == "peak allocated"), 0.0)
+    both = [
+        (what, float(predicted), measured)
+        for what, predicted, measured in rows
+        if what in CATEGORIES and measured is not None and "–" not in predicted
+    ]
+    if not both or peak <= 0:
+        return None
+    what, predicted, measured = max(both, key=lambda row: abs(row[2] - row[1]))
+    off = measured - predicted
+    if abs(off) <= ACCEPTED_SHARE * peak:
+        return f"Every category is within {100 * ACCEPTED_SHARE:.0f} % of the predicted peak."
+    return f"Furthest off: {what}, predicted {predicted:.2f} GiB, measured {measured:.2f} GiB ({off:+.2f} GiB)."
+
+
+def _of_rank(rank: RankRun) -> Summary:
+    hardware = rank.run.get("hardware", {})
+    records: list[Mapping[str, Any]] = [rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms]
+    whole_gpu = _highest(records, "capacity_gib") or hardware.get("capacity_gib")
+    cap = hardware.get("allocator_cap_fraction")
+    capped = cap if cap is not None and 0 < cap < 1 else None
+    capacity = whole_gpu * (capped or 1.0) if whole_gpu else None
+    peak = _peak(rank)
+    reserved = _highest(records, "peak_reserved_gib")
+    others = _others(rank.steps)
+    # A cap leaves the rest of the GPU to the others.
+    headroom = None
+    if capacity is not None and reserved is not None:
+        headroom = capacity - reserved - (0.0 if capped else others or 0.0)
+    looked_at = _looked_at(rank)
+    categories = _by_category(looked_at.get("categories", {}))
+    times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
+    phases = _phases(rank)
+    expected = rank.run.get("prediction", {}).get("step_time_ms")
+    return Summary(
+        rank=rank.rank,
+        capacity_gib=capacity,
+        capped=capped,
+        peak=peak,
+        percent=100 * peak.gib / capacity if peak is not None and capacity else None,
+        reserved_gib=reserved,
+        others_gib=others,
+        headroom_gib=headroom,
+        categories=categories,
+        categories_step=looked_at.get("step"),
+        categories_reserved_gib=_highest([looked_at], "peak_reserved_gib"),
+        phases=phases,
+        held=_held(rank),
+        host=_host(records, hardware),
+        steps=sum(record.get("steps") or 1 for record in rank.steps),
+        step_time_ms=statistics.median(times) if times else None,
+        predicted_step_time_ms=tuple(expected if isinstance(expected, list) else [expected] if expected else []),
+        retries=_retries(rank),
+        predicted=tuple(
+            compared(rank.run.get("prediction") or {}, peak.gib if peak else None, reserved, phases, categories)
+        ),
+    )
+
+
+def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    return max((record[name] for record in records if name in record), default=None)
+
+
+def _peak(rank: RankRun) -> Peak | None:
+    """Over load, steps, evaluations, saves and the moment of an OOM; of equal ones the first."""
+    kinds: list[tuple[str | None, Sequence[Mapping[str, Any]]]] = [
+        ("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)
+    ]  # fmt: skip
+    found: list[Peak] = []
+    for phase, records in kinds:
+        for record in records:
+            if "peak_allocated_gib" in record:
+                step = record.get("step") if record is not rank.run else None
+                found.append(Peak(record["peak_allocated_gib"], phase or _highest_phase(record), step, rank.rank))
+    for oom in rank.ooms:
+        gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
+        if gib >= 0:
+            phase = oom.get("phase")
+            found.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
+    return max(found, key=lambda peak: peak.gib, default=None)
+
+
+def _highest_phase(step: Mapping[str, Any]) -> str | None:
+    phases = step.get("phases", {})
+    known = [phase for phase in PHASES if "peak_allocated_gib" in phases.get(phase, {})]
+    return max(known, key=lambda phase: phases[phase]["peak_allocated_gib"], default=None)
+
+
+def _phases(rank: RankRun) -> dict[str, float]:
+    seen: list[tuple[str | None, float | None]] = [("load", rank.run.get("peak_allocated_gib"))]
+    seen += [("evaluate", record.get("peak_allocated_gib")) for record in rank.evaluations]
+    seen += [("save", record.get("peak_allocated_gib")) for record in rank.saves]
+    seen += [(oom.get("phase"), oom.get("allocated_gib")) for oom in rank.ooms]
+    for step in rank.steps:
+        seen += [(phase, peaks.get("peak_allocated_gib")) for phase, peaks in step.get("phases", {}).items()]
+    found = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
+    return {phase: max(values) for phase, values in found.items() if values}
+
+
+def _looked_at(rank: RankRun) -> StepRecord | OomRecord:
+    """The OOM if there was one, else the step with the highest peak; of those that have categories."""
+    for oom in rank.ooms[::-1]:
+        if _by_category(oom.get("categories", {})):
+            return oom
+    looked = [step for step in rank.steps if _by_category(step.get("categories", {}))]
+    return max(looked, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
+
+
+def _by_category(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {category: fields[f"{category}_gib"] for category in CATEGORIES if f"{category}_gib" in fields}
+
+
+def _held(rank: RankRun) -> dict[str, dict[str, float]]:
+    for record in reversed(rank.steps):
+        if record.get("held"):
+            places = {place: _by_category(record["held"].get(place) or {}) for place in _PLACES}
+            return {place: categories for place, categories in places.items() if sum(categories.values()) > 0}
+    return {}
+
+
+def _host(records: Iterable[Mapping[str, Any]], hardware: Mapping[str, Any]) -> dict[str, float]:
+    available = [record["host_available_gib"] for record in records if "host_available_gib" in record]
+    totals = filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib")))
+    found = {
+        "rss_gib": _highest(records, "host_rss_gib"),
+        "available_gib": min(available, default=None),
+        "total_gib": min(totals, default=None),
+        "pinned_gib": _highest(records, "pinned_gib"),
+        "disk_swap_gib": _highest(records, "disk_swap_gib"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _others(steps: Iterable[Mapping[str, Any]]) -> float | None:
+    both = [step for step in steps if "device_used_gib" in step and "reserved_gib" in step]
+    return max((max(0.0, step["device_used_gib"] - step["reserved_gib"]) for step in both), default=None)
+
+
+def _retries(rank: RankRun) -> int:
+    """Since the training began; the counter counts since the process did."""
+    counts = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
+    return max(0, counts[-1] - rank.run.get("alloc_retries", 0)) if counts else 0

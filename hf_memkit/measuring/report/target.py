@@ -1,0 +1,154 @@
+"""What a run will need, as predicted: the target of a rehearsal, or what `memkit predict` was asked. In: JSON of a
+prediction, such as a rehearsal's `run` record has. Out: `Target`, and sentences.
+
+A recipe puts the prediction into `facts` (`run/training.py`), in the form of `memkit predict --json`. Facts are the
+user's and may hold anything, so every value is looked at here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.measuring.report.load import Run
+from hf_memkit.measuring.report.sanitize import number, text
+
+_VERDICTS: Final = {
+    "fits": "is predicted to fit on",
+    "tight": "is predicted to fit only just on",
+    "does not fit": "is predicted not to fit on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The prediction of a run, such as the target of a rehearsal. None and empty: not predicted.
+
+    Attributes:
+        gpu: name of the GPU.
+        capacity_gib: its memory.
+        verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk.
+        gpu_verdict: the same of the GPU alone.
+        why: the reason of `verdict`.
+        peak_gib: the highest allocated.
+        peak_phase: the phase that it is in.
+        reserved_gib: lowest and highest peak reserved.
+        outside_gib: what lies outside the allocator.
+        categories: GiB by category at the peak.
+        phases: the highest allocated in each phase, GiB.
+        host_gib: RAM of one machine, page-locked RAM included.
+        ram_gib: RAM of the machine that rehearsed.
+        disk_gib: what training keeps on disk.
+        rests_on: what the prediction was computed from.
+        is_measured: whether predictions of its kind were compared with measured runs.
+    """
+
+    gpu: str
+    capacity_gib: float | None
+    verdict: str | None
+    gpu_verdict: str | None
+    why: str
+    peak_gib: float
+    peak_phase: str | None
+    reserved_gib: tuple[float, float]
+    outside_gib: float
+    categories: dict[str, float]
+    phases: dict[str, float]
+    host_gib: float | None
+    ram_gib: float | None
+    disk_gib: float | None
+    rests_on: str
+    is_measured: bool
+
+    @property
+    def needs_gib(self) -> float:
+        """The most that it takes of the GPU."""
+        return self.reserved_gib[1] + self.outside_gib
+
+
+def target_of(run: Run) -> Target | None:
+    """The prediction of the run's target; None for what is no rehearsal, or has none."""
+    facts = run.first.run.get("facts", {})
+    return read_target(facts.get("target_prediction")) if facts.get("rehearsal") is True else None
+
+
+def read_target(content: Any) -> Target | None:
+    """The prediction of this JSON form, which may be anything; None for what is none."""
+    found = _mapping(content)
+    peak = number(found, "peak_allocated_gib")
+    ends = found.get("peak_reserved_gib")
+    reserved = dict(enumerate(ends)) if isinstance(ends, list) else {}
+    low, high = (number({"end": reserved.get(i)}, "end") for i in (0, 1))
+    if peak is None or low is None or high is None:
+        return None
+    by_phase, by_category = _mapping(found.get("phases")), _mapping(found.get("categories"))
+    phases = {phase: number(_mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
+    categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
+    host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(found, name)) is not None]
+    phase, confidence = found.get("peak_phase"), _mapping(found.get("confidence"))
+    verdict = _verdict(found.get("verdict"))
+    return Target(
+        gpu=text(found.get("gpu") or "the target's GPU", 60),
+        capacity_gib=number(found, "capacity_gib"),
+        verdict=verdict,
+        gpu_verdict=_verdict(found.get("gpu_verdict")) or verdict,
+        why=text(found.get("why") or "", 300),
+        peak_gib=peak,
+        peak_phase=phase if phase in PHASES else None,
+        reserved_gib=(low, high),
+        outside_gib=number(found, "outside_allocator_gib") or 0.0,
+        categories={name: gib for name, gib in categories.items() if gib is not None},
+        phases={name: gib for name, gib in phases.items() if gib is not None},
+        host_gib=sum(host) if host else None,
+        ram_gib=number(found, "ram_gib"),
+        disk_gib=number(found, "disk_gib"),
+        rests_on=text(confidence.get("rests_on") or "", 200),
+        is_measured=confidence.get("measured_on") is not None,
+    )
+
+
+def needs(target: Target) -> str:
+    """`The target run is predicted to fit on RTX 4060: at most 5.5 of 7.8 GiB.`"""
+    fits = _VERDICTS.get(target.gpu_verdict or "", "is predicted on")
+    of = f" of {target.capacity_gib:.1f}" if target.capacity_gib else ""
+    line = f"The target run {fits} {target.gpu}: at most {target.needs_gib:.1f}{of} GiB."
+    if target.verdict == target.gpu_verdict:
+        return line
+    if target.host_gib and target.ram_gib and target.host_gib > target.ram_gib:
+        return f"{line} It needs {target.host_gib:.1f} GiB of host RAM; this machine has {target.ram_gib:.1f} GiB."
+    return f"{line} It needs more disk than this machine has free."
+
+
+def rests_on(target: Target) -> str:
+    """Peak, reserved and host memory, and what the prediction rests on."""
+    low, high = target.reserved_gib
+    where = f" in {target.peak_phase}" if target.peak_phase else ""
+    parts = [
+        f"peak allocated {target.peak_gib:.2f} GiB{where}", f"reserved {low:.2f}–{high:.2f} GiB",
+        f"outside the allocator {target.outside_gib:.2f} GiB",
+    ]  # fmt: skip
+    parts += [f"host RAM {target.host_gib:.1f} GiB"] if target.host_gib else []
+    parts += [f"disk {target.disk_gib:.1f} GiB"] if target.disk_gib else []
+    measured = "" if target.is_measured else "; predictions of this kind were not yet compared with a GPU"
+    basis = f" Computed from {target.rests_on}{measured}." if target.rests_on else ""
+    return f"Predicted: {', '.join(parts)}.{basis}"
+
+
+def command(run: Run, target: Target) -> str:
+    """What to type next."""
+    facts: Mapping[str, Any] = run.first.run.get("facts", {})
+    recipe, variant = (shlex.quote(text(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
+    if target.gpu_verdict == "does not fit":
+        return f"memkit recipe {recipe} --dry-run --gpu NAME"
+    return f"memkit recipe {recipe} --variant {variant}"
+
+
+def _verdict(value: Any) -> str | None:
+    return value if isinstance(value, str) and value in _VERDICTS else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

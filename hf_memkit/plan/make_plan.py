@@ -1,0 +1,483 @@
+"""From a script and a GPU to a plan: runs the search, with each trace judged in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from hf_memkit.catalog.gpu_rates import RATES, rates_of
+from hf_memkit.catalog.hardware import Machine, named_gpu
+from hf_memkit.catalog.host_rates import GivenHost
+from hf_memkit.common.errors import InputError, ScriptFailed
+from hf_memkit.common.user_files import user_path
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate_time import Pricing
+from hf_memkit.plan.choices import (
+    ADAPTERS,
+    ON_DISK,
+    ROWS_COMPARED,
+    LeftOut,
+    choices_for,
+    of_batch,
+    refused,
+    smaller_evaluations,
+    undivided,
+    wrong_sequences,
+)
+from hf_memkit.plan.judge_trace import LENGTHS, judging_pool, lengths_of, of_trace
+from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.search import Search
+from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
+from hf_memkit.plan.traces import ScriptTraces
+from hf_memkit.prediction.running_scripts import name_of
+from hf_memkit.prediction.setup_as_script import SetupTraining, as_script
+from hf_memkit.prediction.traced_training import PlanFacts
+from hf_memkit.setup.script_overrides import Overrides
+from hf_memkit.setup.setup import Setup
+
+_ROWS: Final = 64
+"""Optimizer steps' worth of rows that mean nothing."""
+
+
+def plan_setup(
+    setup: Setup,
+    *,
+    trust_remote_code: bool = False,
+    also: tuple[str, ...] = (),
+    limit_s: float | None = None,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+    host: GivenHost | None = None,
+    sequences: int | None = None,
+) -> Plan:
+    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
+    longest. How long its whole training takes is not known.
+
+    Args:
+        setup: with its job: the model, the machine, the batch.
+        trust_remote_code: whether the model's own code may be run.
+        also, limit_s, said, ram_is_given, host, sequences: as of `plan_script`.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    with _as_script(setup, trust_remote_code=trust_remote_code, sequences=sequences or 0) as (script, environment):
+        found = plan_script(
+            script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+            ram_is_given=ram_is_given, host=host, sequences=sequences,
+        )  # fmt: skip
+    name = str(setup.get("model.name", setup.preset))
+    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
+    left_out = dict(found.left_out)
+    if "from_pretrained" in left_out.get(ADAPTERS["qlora"], ""):
+        left_out[ADAPTERS["qlora"]] = "without a script it is a preset: --preset qlora"
+    return replace(found, name=name, own=own, traced=tuple(traced), left_out=left_out, script=None)
+
+
+@contextlib.contextmanager
+def _as_script(
+    setup: Setup, *, trust_remote_code: bool, sequences: int = 0
+) -> Iterator[tuple[UserScript, dict[str, str]]]:
+    """What trains as the setup does, with rows that mean nothing, enough for so many a step; and its variables."""
+    job = setup.sized_job
+    sizes = {
+        "per_device_train_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.accumulation,
+    }
+    for name, value in sizes.items():
+        setup = setup.put(f"arguments.{name}", value, "asked for")
+    rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, sequences)
+    training = SetupTraining(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
+    with as_script(training) as script:
+        yield script, {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
+
+
+def plan_script(
+    script: UserScript,
+    machine: Machine,
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    also: tuple[str, ...] = (),
+    limit_s: float | None = None,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+    host: GivenHost | None = None,
+    sequences: int | None = None,
+) -> Plan:
+    """The fastest setups of a script's training that fit.
+
+    Args:
+        script: which, with its arguments.
+        machine: the machine in question, with its GPU.
+        gpus: GPUs of it that train.
+        environment: the variables that the script gets; None: this process's.
+        also: other methods that are looked at: `"lora"`, `"qlora"`, and optimizers (`optim`).
+        limit_s: how long candidates are traced, from the script's own preparation on. None: `LIMIT_S`, and longer
+            while that pays (`time_limit.py`).
+        said: is told of each candidate that is judged.
+        ram_is_given: whether the machine's RAM is the one in question.
+        host: what the user says of the machine's CPU and disk; None: nothing.
+        sequences: of an optimizer step on all GPUs together, in the place of the script's; None: those.
+
+    Raises:
+        InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
+    """
+    (found,) = plan_gpus(
+        script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+        ram_is_given=ram_is_given, host=host, sequences=sequences,
+    )  # fmt: skip
+    return found
+
+
+def plan_gpus(
+    script: UserScript,
+    machines: Sequence[Machine],
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    also: tuple[str, ...] = (),
+    limit_s: float | None = None,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+    keeps: bool = False,
+    host: GivenHost | None = None,
+    sequences: int | None = None,
+) -> tuple[Plan, ...]:
+    """A plan for each machine, in their order. GPUs of one compute capability share traces.
+
+    Args:
+        script, gpus, environment, also, said, ram_is_given, host, sequences: as of `plan_script`.
+        machines: with the GPUs that are compared.
+        limit_s: for each of them.
+        keeps: whether traces of earlier plans are taken, and these kept for later ones.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    if any(machine.gpu is None for machine in machines):
+        raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
+    if sequences is not None and (line := wrong_sequences(sequences, gpus)):
+        raise InputError(line)
+    environment = dict(os.environ if environment is None else environment)
+    found: dict[int, Plan] = {}
+    with judging_pool() as pool:
+        for _, group in itertools.groupby(
+            sorted(range(len(machines)), key=lambda at: _kind(machines[at])), key=lambda at: _kind(machines[at])
+        ):
+            numbers = list(group)
+            largest = max(
+                (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
+            )
+            with ScriptTraces(script, largest, environment, gpus=gpus, keeps=keeps) as traces:
+                traces.start()
+                for at in numbers:
+                    pricing = Pricing.of(machines[at], host)
+                    machine = _with_disk(machines[at], pricing.given)
+                    judge = _Judge(traces, pool, script, machine, gpus, environment, pricing, ram_is_given)
+                    found[at] = replace(_planned(judge, also, limit_s, said, sequences), machine=machines[at])
+                    if found[at].stopped_by_hand:
+                        return tuple(found[each] for each in sorted(found))
+    return tuple(found[at] for at in range(len(machines)))
+
+
+def _with_disk(machine: Machine, host: GivenHost) -> Machine:
+    """With what is free in the folder that is swapped to. Where there is no such folder nobody knows, and the disk is
+    not weighed."""
+    if host.nvme_path is None:
+        return machine
+    folder = user_path(host.nvme_path)
+    free = shutil.disk_usage(folder).free if folder.is_dir() else sys.maxsize
+    return replace(machine, disk_free_bytes=free, disk_path=str(folder))
+
+
+def _kind(machine: Machine) -> tuple[float, bool]:
+    """What decides which kernels run."""
+    assert machine.gpu is not None
+    return machine.gpu.capability or 0.0, machine.gpu.bf16
+
+
+def nearest_setup(
+    script: UserScript,
+    machine: Machine,
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
+    ram_is_given: bool = False,
+) -> Judged | None:
+    """The setup of the same batch that fits with the fewest changes, traced; None: none was found.
+
+    Args:
+        script, machine, gpus, environment, ram_is_given: as of `plan_script`.
+        limit_s: after how many seconds nothing more is begun.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    with judging_pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
+        traces.start()
+        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
+        return _search(judge, (), limit_s, lambda _: None)[0].nearest()
+
+
+def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
+    """As `nearest_setup`, of what a setup comes to.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
+        return nearest_setup(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
+
+
+def _search(
+    judge: _Judge,
+    also: tuple[str, ...],
+    limit_s: float | None,
+    said: Callable[[Judged], None],
+    sequences: int | None = None,
+) -> tuple[Search, Judged, LeftOut]:
+    """(a search that has not begun, the script as it stands, what no candidate has)."""
+    as_it_is = judge.own()
+    own = as_it_is.training
+    assert own is not None
+    left_out: LeftOut = {}
+    ways = choices_for(
+        own, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
+        nvme_path=judge.pricing.given.nvme_path,
+    )  # fmt: skip
+    per_gpu, (group, why) = _asked_for(sequences, own.facts) // judge.gpus, of_batch(own.facts.batch)
+    if group == "another method":
+        left_out["another micro-batch"] = why
+    evaluation = functools.partial(smaller_evaluations, own)
+    limit = TimeLimit(limit_s)
+    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit, judge.end, evaluation, per_gpu)
+    search.judged[as_it_is.candidate] = as_it_is
+    return search, as_it_is, left_out
+
+
+def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
+    """The sequences of an optimizer step that are asked for; 0: none.
+
+    Raises:
+        InputError: the script's data has fewer rows, or another number is another method for its loss.
+    """
+    if sequences is None:
+        return 0
+    option, rows = f"--sequences-per-step {sequences}", facts.length.rows
+    if rows is not None and sequences > rows:
+        raise InputError(f"{option}: the script trains on {rows:,} rows; give {rows} or fewer")
+    group, why = of_batch(facts.batch)
+    if group == "another method":
+        raise InputError(f"{option}: {why}; change the batch in the script, then plan again")
+    return sequences
+
+
+def _planned(
+    judge: _Judge,
+    also: tuple[str, ...],
+    limit_s: float | None,
+    said: Callable[[Judged], None],
+    sequences: int | None = None,
+) -> Plan:
+    search, as_it_is, left_out = _search(judge, also, limit_s, said, sequences)
+    try:
+        said(as_it_is)
+        if search.per_gpu and (first := search.with_its_batch()) != search.own:
+            search.judged[first] = judge.first_of(first)
+            said(search.judged[first])
+        search.run()
+    except KeyboardInterrupt:  # between the two: the script as it stands is judged
+        search.stopped = search.stopped_by_hand = True
+    for each in search.judged.values():
+        if each.is_other:
+            left_out.setdefault(_what_differs(each, as_it_is), each.why)
+    tried = {choice.name for each in search.judged for choice in each.choices}
+    longer = "" if search.stopped_by_hand else "; --limit SECONDS gives it more time"
+    for name in (ADAPTERS.get(each, each) for each in also):
+        if name not in tried:
+            left_out.setdefault(name, f"the search ended before it{longer}")
+    folder = judge.pricing.given.nvme_path
+    if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
+        left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
+    return Plan(
+        name=name_of(judge.script),
+        machine=judge.machine,
+        gpus=judge.gpus,
+        own=as_it_is,
+        traced=tuple(each for each in search.judged.values() if not each.is_other),
+        excluded=dict(search.excluded),
+        left_out=left_out,
+        also=tuple(ADAPTERS.get(each, each) for each in also),
+        sequences=sequences or 0,
+        stopped=search.stopped,
+        stopped_by_hand=search.stopped_by_hand,
+        notes=(
+            *judge.traces.notes,
+            *judge.pricing.warnings,
+            *_about_variant(judge.machine),
+            *_about_own(as_it_is),
+            *_about_folder(folder, search.judged),
+        ),
+        script=judge.script,
+    )
+
+
+def _about_variant(machine: Machine) -> Iterator[str]:
+    """That a GPU's name is one of two, of which the other is slower."""
+    gpu = machine.gpu
+    if gpu is None or gpu.here or rates_of(gpu.name) not in RATES.values():
+        return
+    if (other := named_gpu(f"{gpu.name} PCIe").name) != gpu.name:
+        yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe version: --gpu "{other}"'
+
+
+def _what_differs(other: Judged, own: Judged) -> str:
+    """The name of what makes it another training: its micro-batch, by the steps that it comes to, or a choice."""
+    candidate = other.candidate
+    if other.why == ROWS_COMPARED:
+        return "another micro-batch"
+    if lengths_of(other.facts.length) != lengths_of(own.facts.length) or not candidate.choices:
+        return f"{candidate.micro_batch_size} × {candidate.accumulation}"
+    return candidate.choices[-1].name
+
+
+def _about_own(own: Judged) -> Iterator[str]:
+    """What is wrong with the script's own batch."""
+    if own.training is None:
+        return
+    if not own.fits and own.training.arguments.auto_find_batch_size:
+        yield "auto_find_batch_size: a run takes a smaller batch until one fits; memkit predict says which"
+    batch = own.training.facts.batch
+    if batch.scaled_by_accumulation and own.candidate.accumulation > 1:
+        yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(batch)}"
+
+
+def _is_on_disk(candidate: SetupCandidate) -> bool:
+    return any(each.engine == ON_DISK for each in candidate.choices)
+
+
+def _about_folder(folder: str | None, judged: Mapping[SetupCandidate, Judged]) -> Iterator[str]:
+    """Whether its disk was looked at, if it was asked for."""
+    if folder is not None and not user_path(folder).is_dir() and any(map(_is_on_disk, judged)):
+        yield f"--nvme-path {folder}: no such folder here, so the free space of its disk is not checked"
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Traces a candidate, and has the trace judged in another process."""
+
+    traces: ScriptTraces
+    pool: ProcessPoolExecutor
+    script: UserScript
+    machine: Machine
+    gpus: int
+    environment: dict[str, str]
+    pricing: Pricing
+    ram_is_given: bool
+    as_it_is: Judged = field(init=False)
+    first: Judged = field(init=False)  # to whose steps all others are held
+    _looking: threading.Lock = field(default_factory=threading.Lock)
+
+    def own(self) -> Judged:
+        """The script as it stands."""
+        found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
+        assert found.training is not None
+        arguments = found.training.arguments
+        size, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+        self.as_it_is = self.first = replace(found, candidate=SetupCandidate(size, accumulation))
+        return self.as_it_is
+
+    def first_of(self, candidate: SetupCandidate) -> Judged:
+        """The script with another batch: all others are held to as many steps as it makes."""
+        found = self._tried(candidate)
+        if self._compares_rows(found):
+            raise InputError(f"--sequences-per-step: {ROWS_COMPARED}; change the batch in the script, then plan again")
+        if found.training is not None:
+            self.first = found
+        return found
+
+    def _tried(self, candidate: SetupCandidate) -> Judged:
+        settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
+        assert self.as_it_is.training is not None
+        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.gpus):
+            return Judged(candidate, why=why)
+        try:
+            return self._judged(candidate, replace(candidate.overrides, environment={}))
+        except ScriptFailed as error:
+            return Judged(candidate, why=f"the script fails with it: {error}")
+        except InputError as error:
+            return Judged(candidate, why=str(error))
+
+    def __call__(self, candidate: SetupCandidate) -> Judged:
+        if _is_on_disk(candidate):
+            with self._looking:
+                if not self.pricing.looked_at_disk:
+                    self.pricing = self.pricing.with_disk()
+        found = self._tried(candidate)
+        if found.training is None:
+            return found
+        attention = candidate.overrides.model.get("attn_implementation")
+        has = found.facts.model.attention
+        if attention not in (None, has):  # with every micro-batch: no other is tried
+            why = f"no option sets the attention of the script's model, which stays {has}"
+            return replace(found, prediction=None, fits=False, why=why, is_other=True)
+        why, said = self._other_epoch(found)
+        why = why or self._other_training(found)
+        if why:
+            return replace(found, fits=False, why=why, is_other=True)
+        return replace(found, candidate=candidate.with_result(said)) if said else found
+
+    def _other_epoch(self, found: Judged) -> tuple[str, str]:
+        """(how its steps differ from the script's; how only the rows of its last batches do). Empty: they do not."""
+        steps, wanted = lengths_of(found.facts.length), lengths_of(self.first.facts.length)
+        if steps == wanted:
+            return "", ""
+        made, own, what = next(each for each in zip(steps, wanted, LENGTHS, strict=True) if each[0] != each[1])
+        counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
+        said = f"{counted}the last batch of an epoch differs"
+        return ("", said) if what == LENGTHS[-1] else (said, "")
+
+    def _other_training(self, found: Judged) -> str:
+        """How it is another training than the script's, of as many steps; empty: it is the same."""
+        if found.facts.schedule != self.first.facts.schedule:
+            return "the script computes its learning rate, or another of its arguments, from what this changes"
+        if self._compares_rows(found):
+            return ROWS_COMPARED
+        is_same = found.facts.rows_digest == self.as_it_is.facts.rows_digest
+        return "" if is_same else "it changes the rows of the training data"
+
+    def _compares_rows(self, found: Judged) -> bool:
+        """Whether both it and the script, in another micro-batch, multiply its rows with one another."""
+        of_two = found, self.as_it_is
+        sizes = {each.training.arguments.per_device_train_batch_size for each in of_two if each.training is not None}
+        return len(sizes) == 2 and bool(found.row_products & self.as_it_is.row_products)
+
+    def end(self) -> None:
+        """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""
+        self.traces.end()
+        for process in list((self.pool._processes or {}).values()):
+            process.kill()
+
+    def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
+        traced = self.traces.of(overrides)
+        environment = {**self.environment, **candidate.environment}
+        return self.pool.submit(
+            of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
+            self.gpus, environment, self.pricing, self.ram_is_given,
+        ).result()  # fmt: skip

@@ -1,0 +1,144 @@
+"""What scripts ask of `torch.cuda` and `torch.accelerator` beside what Trainer asks: memory, generators, times, and
+what NVML knows. Torch would start CUDA to answer, or end the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any, Final
+
+import torch
+
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+
+_fraction: float | None = None
+
+
+def memory_fraction() -> float | None:
+    """What the script set by `torch.cuda.set_per_process_memory_fraction`; None: nothing."""
+    return _fraction
+
+
+_FROM_NVML: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "device_memory_used")
+
+
+def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
+    """Installs the answers; memory is what `tracer` has recorded."""
+
+    def stats(*args: Any, **kwargs: Any) -> Counter[str]:
+        """By torch's names; what is not counted is 0."""
+        live, peak = tracer.live_bytes()
+        found: Counter[str] = Counter()
+        for kind in ("allocated", "reserved", "active", "requested"):
+            found[f"{kind}_bytes.all.current"] = live
+            found[f"{kind}_bytes.all.peak"] = peak
+        return found
+
+    def memory_info(*args: Any, **kwargs: Any) -> tuple[int, int]:
+        return capacity_bytes - stats()["allocated_bytes.all.current"], capacity_bytes
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """There is nothing to do it to."""
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        """With the errors of torch (2.13: torch/cuda/memory.py)."""
+        global _fraction
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        _fraction = fraction
+
+    answers: dict[str, Any] = {
+        "memory_stats": stats, "mem_get_info": memory_info, "memory_stats_as_nested_dict": lambda device=None: {},
+        "memory_summary": lambda *args, **kwargs: "", "memory_snapshot": lambda *args, **kwargs: [],
+        "list_gpu_processes": lambda *args, **kwargs: "", "get_allocator_backend": lambda: "native",
+        "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: memory_fraction() or 1.0,
+        "set_per_process_memory_fraction": set_fraction,
+        "can_device_access_peer": lambda *args: True, "get_arch_list": lambda: _architectures(),
+        "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),
+        **dict.fromkeys((*_FROM_NVML, "current_blas_handle"), lambda *args, **kwargs: 0),
+        **dict.fromkeys(
+            (
+                "init", "seed", "seed_all", "reset_accumulated_memory_stats",
+                "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot",
+            ),
+            nothing,
+        ),
+    }  # fmt: skip
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+        for name in ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"):
+            setattr(module, name, nothing)
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(torch.cuda.nvtx, name, nothing)
+    _accelerator(stats, memory_info, nothing)
+    torch.version.cuda = torch.version.cuda or "13.0"
+    torch.Generator = _Generator  # type: ignore[misc]
+    torch.cuda.default_generators = (_Generator("cuda:0"),)
+
+
+def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...]) -> None:
+    """In all modules of these packages that have imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages:
+            names = vars(module)
+            for key in [key for key, value in names.items() if value is original]:
+                names[key] = replacement
+
+
+def _architectures() -> list[str]:
+    major, minor = torch.cuda.get_device_capability()
+    return [f"sm_{major}{minor}"]
+
+
+def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:
+    """`torch.accelerator` asks the hooks of C++, which know nothing of memory and streams."""
+    answers: dict[str, Any] = {
+        "is_available": lambda: True, "device_count": lambda: torch.cuda.device_count(),
+        "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
+        "current_device_index": lambda: 0, "current_device_idx": lambda: 0,
+        "current_stream": lambda *args: torch.cuda.current_stream(),
+        "memory_stats": stats, "get_memory_info": memory_info,
+        **{
+            f"{most}memory_{kind}": lambda *args, key=f"{kind}_bytes.all.{when}", **kwargs: stats()[key]
+            for most, when in (("", "current"), ("max_", "peak"))
+            for kind in ("allocated", "reserved")
+        },
+    }  # fmt: skip
+    for name in (
+        "set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats",
+    ):  # fmt: skip
+        answers[name] = nothing
+    for module in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+    if hasattr(torch.accelerator, "device_index"):
+        torch.accelerator.device_index = torch.cuda.device  # type: ignore[misc, assignment]
+
+
+class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
+    """A generator of the GPU is one of the host that says otherwise: fake tensors take no numbers from it (torch
+    2.13: a build without CUDA aborts the process when one is made)."""
+
+    memkit_device: torch.device
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        make: Any = torch._C.Generator.__new__
+        made: _Generator = make(cls, "cpu" if torch.device(device).type == "cuda" else device)
+        made.memkit_device = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.memkit_device

@@ -1,0 +1,353 @@
+"""A machine with one GPU, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
+one CUDA stream, on which all is done at once. Nothing is compiled: not under a tracer, and nothing eager is passed off
+as compiled.
+
+Each replacement stands here with the question that it answers; none has an effect outside the child process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.tracer.work_recorder import launched
+
+
+def no_function_has_rules(trace_rules: Any) -> None:
+    """Nothing is compiled here. Several functions of `torch.cuda` are one, for which torch would find two rules."""
+    none: Any = functools.cache(dict)  # torch clears its cache
+    for module in [each for name, each in sys.modules.items() if name.startswith("torch._dynamo")]:
+        if hasattr(module, "get_torch_obj_rule_map"):
+            module.get_torch_obj_rule_map = none  # type: ignore[attr-defined]
+    trace_rules.get_torch_obj_rule_map = none
+
+
+def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
+    """Makes `torch.cuda` describe one GPU of this compute capability, on which nothing can be run."""
+    from torch._subclasses import fake_tensor
+    from torch.cuda.amp import common
+
+    properties = SimpleNamespace(
+        name=name, major=capability[0], minor=capability[1], total_memory=capacity_bytes,
+        multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=101376, uuid="",
+        L2_cache_size=40 * 2**20,
+    )  # fmt: skip
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *args, **kwargs: properties.name,
+        "get_device_capability": lambda *args, **kwargs: capability,
+        "get_device_properties": lambda *args, **kwargs: properties,
+        "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
+        "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
+        "memory_stats": lambda *args, **kwargs: {},
+        # GPUs before Ampere emulate it (torch 2.13: cuda/__init__.py, `_check_bf16_tensor_supported`).
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
+        # The state of a generator that is not there: as large as a real one's, and on the host.
+        "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+    }
+    for name in (
+        "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
+        "empty_cache", "synchronize", "reset_peak_memory_stats", "ipc_collect",
+    ):  # fmt: skip
+        answers[name] = _nothing
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # bitsandbytes 0.50 takes it when it is imported
+        vars(torch._C)["_cuda_getCurrentRawStream"] = lambda device: 0
+    common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
+    _kernels_of_a_gpu()
+    # FakeTensorMode would start CUDA to find its current device.
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    fake_tensor.init_gpu_context = _nothing  # type: ignore[assignment]
+
+
+def _kernels_of_a_gpu() -> None:
+    """Gives CUDA's own kernels back to operations that torch takes apart where a backend has none: a build without
+    CUDA would compute them in several steps, each with a temporary of the result's size (torch 2.13:
+    aten/src/ATen/native/native_functions.yaml, what has a kernel for CUDA and one for CompositeImplicitAutograd)."""
+    for name in ("silu_backward", "mish_backward"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            _CUDA_KERNELS.impl(name, _never_run, "CUDA")  # type: ignore[no-untyped-call]
+
+
+_CUDA_KERNELS = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _never_run(*args: Any) -> torch.Tensor:
+    """Fake tensors are answered before a kernel is called."""
+    raise NotImplementedError
+
+
+def made_up_values() -> None:
+    """What a fake tensor cannot answer gets an answer: as an array it holds ones, and no fp16 gradient overflows.
+    Where torch has a form of an operation only for plain tensors, a fake one is one."""
+    import numpy
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+    from transformers.utils import import_utils
+
+    # Without the wall against torch.compile around every call: nothing is compiled here.
+    plain = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
+    if plain is not None:
+        FakeTensorMode.__torch_dispatch__ = plain  # type: ignore[method-assign]
+
+    # On a GPU an optimizer's own choice is the foreach form, with temporaries as large as all parameters, and norms
+    # of gradients are computed in one operation: for tensors of these classes alone.
+    for plain_classes in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        plain_classes.append(FakeTensor)
+
+    # transformers takes fake tensors for a compilation, and then makes masks that a real run does without.
+    import_utils.is_fake_tensor = lambda tensor: False
+
+    def as_array(self: torch.Tensor, **options: Any) -> Any:
+        kind = numpy.float32 if self.dtype.is_floating_point else numpy.int64
+        return numpy.broadcast_to(numpy.ones((), kind), tuple(self.shape))
+
+    FakeTensor.numpy = as_array  # type: ignore[method-assign, assignment]
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        launched("torch.amp: whether gradients are finite", (), waits=True)
+        return optimizer.step(*args, **kwargs)
+
+    # A step that was left out for an overflow would make no optimizer states.
+    torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[method-assign, assignment]
+
+
+def movable_modules() -> None:
+    """`Module.to` on fake parameters, or from real ones to a GPU: each stays the object that it was, so that
+    optimizers and ties keep it."""
+    _library_parameters()
+
+    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(function)  # type: ignore[no-untyped-call]
+        for parameter in self._parameters.values():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                new = function(parameter)
+            if new is not parameter and not _same(new, parameter):
+                become(parameter, new)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = function(buffer)
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def inference_is_no_grad() -> None:
+    """Under `torch.inference_mode` operations come to a dispatch mode before they are taken apart, such as `Tensor.to`
+    and `bool`, for which fake tensors have no rule. Without it they need the same memory."""
+
+    def enter(self: Any) -> None:
+        self.memkit_no_grad = torch.no_grad() if self.mode else contextlib.nullcontext()
+        self.memkit_no_grad.__enter__()
+
+    def leave(self: Any, *found: Any) -> None:
+        self.memkit_no_grad.__exit__(*found)
+
+    torch.inference_mode.__enter__ = enter  # type: ignore[method-assign]
+    torch.inference_mode.__exit__ = leave  # type: ignore[method-assign]
+
+
+def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
+    """Gives a parameter another tensor, on another device too, which `Tensor.data` cannot (torch 2.13: as
+    `torch.utils.swap_tensors`, which refuses what a fake mode remembers by a weak reference)."""
+    kind, moved = parameter.__class__, {}
+    if new.__class__ in _LIBRARY_KINDS.values():  # with scales that have been moved, too
+        new, moved = new.detach(), vars(new)
+    other = nn.Parameter(new, parameter.requires_grad)
+    for key, value in (vars(parameter) | moved).items():  # such as what an optimizer looks for
+        vars(other).setdefault(key, value)
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # what is swapped below has them, too
+        if (registered := getattr(parameter, hooks)) is not None:
+            setattr(other, hooks, registered)
+    gradient = parameter.grad  # bitsandbytes 0.50.2 sets `p.data` in its step, optim/optimizer.py
+    kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
+    if gradient is not None and kinds[0] == kinds[1]:
+        other.grad = gradient
+    parameter.__class__, other.__class__ = other.__class__, kind
+    parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
+    torch._C._swap_tensor_impl(parameter, other)
+    if kind in _LIBRARY_KINDS.values():
+        parameter.__class__ = kind
+
+
+_LIBRARY_KINDS: Final[dict[type, type]] = {}
+"""A library's own kind of parameter → the same for fake tensors."""
+
+
+def _library_parameters() -> None:
+    """Lets libraries' own kinds of parameters, such as bitsandbytes' `Params4bit`, hold fake tensors: what is made of
+    one is both. `Tensor._make_subclass`, by which they are made, would forget that it is fake."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original = torch.Tensor._make_subclass
+
+    def make(cls: Any, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor) or not issubclass(cls, nn.Parameter):
+            return original(cls, data, requires_grad, **options)
+        if cls not in _LIBRARY_KINDS:
+            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _copied})
+        made = nn.Parameter(data.detach(), requires_grad)
+        made.__class__ = _LIBRARY_KINDS[cls]
+        return made
+
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
+
+
+def _copied(self: Any, memo: dict[int, Any]) -> Any:
+    made = nn.Parameter(copy.deepcopy(self.data, memo), self.requires_grad)
+    for name in vars(self).keys() - vars(made).keys():
+        own = getattr(self, name)
+        setattr(made, name, own if isinstance(own, nn.Module) else copy.deepcopy(own, memo))
+    made.__class__ = self.__class__
+    return made
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape) and (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    )
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """It has happened already, or cannot happen here."""
+
+
+class Event:
+    """Something that has happened already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    record = wait = synchronize = _nothing
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """In milliseconds; more than none, because scripts divide by it."""
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream(contextlib.nullcontext[None]):
+    """The one stream of the GPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.device = torch.device("cuda:0")
+
+    priority = stream_id = cuda_stream = 0
+
+    def is_capturing(self) -> bool:
+        return False
+
+    wait_stream = wait_event = synchronize = _nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+
+class _Device(contextlib.nullcontext[None]):
+    """`torch.cuda.device(…)` as a context."""
+
+    idx, prev_idx = 0, -1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+def one_stream() -> None:
+    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a GPU of its own.
+
+    A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
+    it is. Memory that is page-locked is the host's.
+    """
+    count = getattr(torch._C, "_cuda_getDeviceCount", None)  # a build for the CPU has none
+    if count is not None and count() > 0:
+        return
+    answers: dict[str, Any] = {
+        "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
+        "stream": lambda *args, **kwargs: contextlib.nullcontext(),
+        "current_stream": Stream, "default_stream": Stream, "set_stream": _nothing,
+        "device": _Device, "device_of": _Device,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
+    torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
+
+
+def replace_compiler() -> None:
+    """Puts `_compiled` in the place of `torch.compile`."""
+    torch.compile = _compiled
+
+
+def _compiled(model: Any = None, **options: Any) -> Any:
+    """In place of `torch.compile`: the one compiled function of the pack, torchao's AdamW step of one parameter,
+    becomes its bound; else `Unmodelled` is raised when it runs."""
+    if model is None:
+        return functools.partial(_compiled, **options)
+    if _stance() == "force_eager":
+        return model
+    if (
+        getattr(model, "__module__", "") == "torchao.optim.adam"
+        and getattr(model, "__name__", "") == "single_param_adam"
+    ):
+        return _fused_step
+    if not isinstance(model, Callable):  # type: ignore[arg-type]
+        return model
+    if isinstance(model, nn.Module):
+        raise Unmodelled(
+            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; omit "
+            "it, or measure with memkit run"
+        )
+
+    @functools.wraps(model)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        name = getattr(model, "__qualname__", type(model).__name__)
+        raise Unmodelled(f"torch.compile({name}): what a compiled function keeps cannot be traced; omit it")
+
+    return refuse
+
+
+def _fused_step(p: torch.Tensor, *rest: Any) -> None:
+    """torchao 0.18.0: optim/adam.py, `single_param_adam`: the parameter is the first argument.
+
+    Compiled, the step reads weight, gradient and states, and writes weight and states. What lies between is fused;
+    only what two kernels share could be memory: both new moments, which are reduced to a scale for each block and then
+    quantised by it. They are taken as fp32 here: a bound from above, not measured on a GPU.
+    """
+    torch.empty((2, *p.shape), dtype=torch.float32, device=p.device)
+    gradient, *others = (each for each in rest if isinstance(each, torch.Tensor))
+    states = [each for each in others if each.dim()]  # besides numbers such as the learning rate
+    launched("torchao.single_param_adam", (p, p, gradient, *states, *states))
+
+
+def _stance() -> str:
+    """What `torch.compiler.set_stance` was told (torch 2.6 and later)."""
+    from torch._dynamo import eval_frame
+
+    return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))

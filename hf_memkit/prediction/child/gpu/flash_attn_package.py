@@ -1,0 +1,193 @@
+"""The flash-attn package as far as models use it, on fake tensors: torch's own flash operations, which keep the same
+(queries, keys, values, output, a row of fp32 a head), with the package's layouts.
+
+It stands in `sys.modules` whether the package is installed or not: its own kernels need real memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.nn.functional as F
+
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
+from hf_memkit.prediction.child.older_libraries import FLASH_QUESTIONS, flash_attention_table, hub_kernel_loader
+
+_VERSION: Final = "2.8.3"
+_TOO_OLD: Final = "FlashAttention only supports Ampere GPUs or newer."
+_HUB: Final = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
+"""The same functions, as `kernels-community` on the hub has them built."""
+
+
+def install_flash_attn(capability: tuple[int, int]) -> None:
+    """Makes `flash_attn` and `flash_attn_interface` (version 3) importable, and transformers find them; on GPUs that
+    they have no kernels for, asking for them raises what the package would (flash-attn 2.8.3:
+    csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
+    from transformers import modeling_utils
+
+    if capability < (8, 0):
+        for name in FLASH_QUESTIONS:
+            setattr(modeling_utils.PreTrainedModel, name, _refuse_old_gpu)
+        return
+    from transformers import modeling_flash_attention_utils as utils
+
+    padding = {
+        "pad_input": utils._pad_input, "unpad_input": utils._unpad_input, "index_first_axis": utils._index_first_axis,
+    }  # fmt: skip
+    functions: dict[str, Any] = {
+        each.__name__: each for each in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
+    }
+    package = _module("flash_attn", {**functions, "__version__": _VERSION})
+    package.bert_padding = _module("flash_attn.bert_padding", padding)  # type: ignore[attr-defined]
+    package.flash_attn_interface = _module("flash_attn.flash_attn_interface", functions)  # type: ignore[attr-defined]
+    _module("flash_attn_interface", functions)
+    _transformers_finds_it()
+    _as_hub_kernel(package)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Of (batch, length, heads, head size), with as many or fewer heads of keys."""
+    _check(q)
+    padded, scale = _padded(q, k, v), _scale(q, softmax_scale)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    output, rows, *_ = attend(*(each.transpose(1, 2) for each in padded), dropout_p, causal, False, scale=scale)
+    output = output.transpose(1, 2)[..., : q.shape[-1]]
+    return (output, rows, None) if return_attn_probs else output
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any = None,
+) -> Any:
+    """Of (tokens, heads, head size): sequences one behind the other, which begin at `cu_seqlens`."""
+    _check(q)
+    longest = int(max_seqlen_q), int(max_seqlen_k)
+    attend = torch.ops.aten._flash_attention_forward
+    output, rows, *_ = attend(
+        *_padded(q, k, v), cu_seqlens_q, cu_seqlens_k, *longest, dropout_p, causal, False,
+        scale=_scale(q, softmax_scale),
+    )  # fmt: skip
+    output = output[..., : q.shape[-1]]
+    return (output, rows, None) if return_attn_probs else output
+
+
+def flash_attn_with_kvcache(*args: Any, block_table: Any = None, cache_seqlens: Any = None, **kwargs: Any) -> NoReturn:
+    raise Unmodelled(
+        "flash_attn_with_kvcache: a paged cache of keys and values is not modelled; measure with memkit run"
+    )
+
+
+def _check(q: torch.Tensor) -> None:
+    """What the package refuses (flash-attn 2.8.3: csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    if q.shape[-1] > 256:
+        raise RuntimeError("FlashAttention forward only supports head dimension at most 256")
+
+
+def _padded(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Head sizes that are multiples of 8, as the kernels take them."""
+    return [F.pad(each, (0, -each.shape[-1] % 8)) if each.shape[-1] % 8 else each for each in tensors]
+
+
+def _scale(q: torch.Tensor, asked: float | None) -> float:
+    return float(q.shape[-1] ** -0.5 if asked is None else asked)
+
+
+def _refuse_old_gpu(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(_TOO_OLD)
+
+
+def _module(name: str, content: dict[str, Any]) -> ModuleType:
+    """A module that is imported already; its other modules are those of the installed package, if there is one."""
+    parent = name.partition(".")[0]
+    found = importlib.util.find_spec(name) if name == parent else None
+    module = ModuleType(name)
+    module.__spec__ = spec = ModuleSpec(name, None, origin=__file__, is_package=name == parent)
+    module.__file__ = __file__
+    if name == parent:
+        module.__path__ = spec.submodule_search_locations = (
+            list(found.submodule_search_locations or ()) if found else []
+        )
+    vars(module).update(content)
+    sys.modules[name] = module
+    return module
+
+
+def _transformers_finds_it() -> None:
+    """Replaces its questions after the package wherever they have been imported, and in the table of what each version
+    needs (transformers 5.23.0: utils/import_utils.py; modeling_flash_attention_utils.py,
+    `FLASH_ATTENTION_COMPATIBILITY_MATRIX`)."""
+    from packaging.version import parse
+    from transformers.utils import import_utils
+
+    def yes(kernels_fallback_ok: bool = False) -> bool:
+        return True
+
+    def at_least(library_version: str) -> bool:
+        return parse(library_version) <= parse(_VERSION)
+
+    answers: dict[str, Callable[..., bool]] = {
+        "is_flash_attn_2_available": yes, "is_flash_attn_3_available": yes, "is_flash_attn_greater_or_equal": at_least,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        original = getattr(import_utils, name)
+        replace_everywhere(original, answer, ("transformers",))
+        for row in flash_attention_table().values():
+            row.update({key: answer for key, value in row.items() if value is original})
+
+
+def _as_hub_kernel(package: ModuleType) -> None:
+    """The same for `attn_implementation="kernels-community/flash-attn2"`, of which nothing is fetched (transformers
+    5.23.0: integrations/hub_kernels.py, `load_and_register_attn_kernel`)."""
+    from transformers.integrations import hub_kernels
+    from transformers.integrations.flash_attention import flash_attention_forward
+
+    name = hub_kernel_loader()
+    original = getattr(hub_kernels, name)
+
+    def load(attn_implementation: str, attention_wrapper: Any = None, *args: Any, **kwargs: Any) -> Any:
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        repository = attn_implementation.rpartition("|")[2].partition("@")[0].partition(":")[0]
+        if repository.strip() not in [f"kernels-community/{name}" for name in _HUB]:
+            return original(attn_implementation, attention_wrapper, *args, **kwargs)
+        ALL_ATTENTION_FUNCTIONS.register(attn_implementation, attention_wrapper or flash_attention_forward)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(attn_implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
+        return package
+
+    setattr(hub_kernels, name, load)

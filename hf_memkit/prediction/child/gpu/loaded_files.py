@@ -1,0 +1,95 @@
+"""Files of tensors that a script loads to the GPU: they are read on the host, and what was meant for the GPU becomes
+a shape there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
+
+
+def files_load_to_gpu() -> None:
+    """Replaces `torch.load` and safetensors' reader in this process."""
+    _torch_files()
+    _safetensors()
+
+
+def _torch_files() -> None:
+    """A storage has no memory on the GPU (torch 2.13: serialization.py, `_get_restore_location`)."""
+    original = torch.load
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        moved: set[int] = set()
+        place = _place_of(map_location)
+
+        def locate(storage: Any, location: str) -> Any:
+            target = place(storage, location)
+            if isinstance(target, str | torch.device):
+                if torch.device(target).type == "cuda":
+                    moved.add(storage._cdata)
+                return storage
+            return storage if target is None else target
+
+        def put(leaf: Any) -> Any:
+            if isinstance(leaf, torch.nn.Module):
+                return leaf.to("cuda") if moved else leaf
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata in moved:
+                return leaf.to("cuda")
+            return leaf
+
+        return tree_map(put, original(f, locate, *args, **kwargs))
+
+    torch.load = load
+
+
+def _place_of(map_location: Any) -> Callable[[Any, str], Any]:
+    """(storage, where it was saved) → where it belongs: a device, or what the script's own function gives."""
+    if map_location is None:
+        return lambda storage, location: location
+    if isinstance(map_location, Mapping):
+        return lambda storage, location: map_location.get(location, location)
+    if callable(map_location):
+        return map_location  # type: ignore[no-any-return]
+    return lambda storage, location: map_location
+
+
+def _safetensors() -> None:
+    """It would copy to the GPU by itself (safetensors 0.8: `safe_open`, which `load_file` calls)."""
+    import safetensors
+    import safetensors.torch
+
+    original = safetensors.safe_open
+
+    class Opened:
+        """`safe_open` on the host."""
+
+        def __init__(self, filename: Any, framework: str, device: Any = "cpu", **options: Any) -> None:
+            self._device = torch.device(device)
+            host = "cpu" if self._device.type == "cuda" else device
+            self._file: Any = original(filename, framework, host, **options)
+
+        def __enter__(self) -> Opened:
+            self._file.__enter__()
+            return self
+
+        def __exit__(self, *found: Any) -> None:
+            self._file.__exit__(*found)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def get_tensor(self, name: str) -> Any:
+            return self._put(self._file.get_tensor(name))
+
+        def get_tensors(self, *args: Any) -> Any:
+            return {name: self._put(each) for name, each in self._file.get_tensors(*args).items()}
+
+        def _put(self, tensor: Any) -> Any:
+            return tensor.to(self._device) if self._device.type == "cuda" else tensor
+
+    replace_everywhere(original, Opened, ("safetensors", "transformers", "accelerate", "peft"))

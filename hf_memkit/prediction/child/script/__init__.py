@@ -1,0 +1,1 @@
+"""A script, run up to `train()`, that leaves nothing behind and starts no other training."""

@@ -1,0 +1,329 @@
+"""A user's script, run as on a machine with the GPU asked for, up to its first `train()`: that is traced, and the
+process ends. No line below it runs, not even of `finally`.
+
+In: a `ScriptRequest`. Out: a trace and what was trained, or why there is none. Runs in a process of its own, which is
+the script's from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import transformers
+from transformers import Trainer
+
+from hf_memkit.common.errors import MemkitError, Unmodelled
+from hf_memkit.components import packed_batches
+from hf_memkit.prediction import wire
+from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
+from hf_memkit.prediction.child.gpu.cuda_questions import answer_scripts
+from hf_memkit.prediction.child.gpu.fake_gpu import (
+    inference_is_no_grad,
+    made_up_values,
+    movable_modules,
+    one_gpu,
+    one_stream,
+)
+from hf_memkit.prediction.child.gpu.flash_attn_package import install_flash_attn
+from hf_memkit.prediction.child.gpu.loaded_files import files_load_to_gpu
+from hf_memkit.prediction.child.gpu.other_ranks import one_of_several
+from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
+from hf_memkit.prediction.child.gpu.saves import write_nothing
+from hf_memkit.prediction.child.libraries.adapters import adapters_from_its_first_line, chunk_losses
+from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
+from hf_memkit.prediction.child.libraries.deepspeed_engine import without_engines
+from hf_memkit.prediction.child.libraries.library_rules import (
+    before_a_script,
+    install_library_rules,
+    shapes_from_values_are_unmodelled,
+)
+from hf_memkit.prediction.child.libraries.pretrained import weights_are_shapes
+from hf_memkit.prediction.child.script.forks import Forks
+from hf_memkit.prediction.child.script.leaves_nothing import (
+    keep_what_was_there,
+    made_up_files_go_away,
+    nothing_is_pushed,
+)
+from hf_memkit.prediction.child.script.no_real_training import no_real_training, trains_in_a_fork
+from hf_memkit.prediction.child.script.own_loops import OwnLoop, OwnLoops
+from hf_memkit.prediction.child.script.trainers_folder import MADE, folder_goes_away
+from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.child.trainer_kinds.generation import answers_are_longest
+from hf_memkit.prediction.child.trainer_kinds.trl_trainers import answer_trl
+from hf_memkit.prediction.child.training.at_train import traced_training
+from hf_memkit.prediction.child.training.batches import lengths_of_batches
+from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Evaluations
+from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
+from hf_memkit.prediction.child.training.plan_facts import note_parsers
+from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
+from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
+from hf_memkit.prediction.traced_training import Failed, Outcome, TracedTraining, Untrained
+from hf_memkit.setup.live_arguments import watch_reads
+from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
+from hf_memkit.setup.script_overrides import Overrides, install
+from hf_memkit.setup.setup import Setup
+
+
+def run_script(request: ScriptRequest, result: Path) -> None:
+    """Writes to `result` what came of the script. Does not come back where it called `train()`."""
+    _enter_its_world(request)
+    differs: list[str] = []
+    overrides = request.overrides or Overrides()
+    if request.overrides is not None:
+        install(overrides, differs=differs.append)
+    if overrides.adapter:
+        adapters_from_its_first_line(overrides.adapter)
+    out = _Result(result)
+    tracer = StorageTracer(
+        "cuda" if request.device == "cuda" else "cpu",
+        request.capability if request.device == "cuda" else None,
+        work=request.for_plan,
+    )
+    boundary = None if request.device == "real cpu" else RealAndFake(tracer)
+    if boundary is not None:
+        _pretend(request, boundary)
+    no_real_training(out.end)
+    folder_begins = folder_goes_away(result.with_name(MADE))
+    evaluations = Evaluations(worst=request.worst_batch)
+
+    def traced(trainer: Any, train: Any) -> Outcome:
+        if request.lengths_of and boundary is not None:
+            boundary.leave()
+            return Outcome(lengths=lengths_of_batches(trainer.get_train_dataloader(), request.lengths_of))
+        if tracer.host is not None:
+            tracer.host.training_begins()
+        found = _traced(tracer, boundary, trainer, train, evaluations, request)
+        return Outcome(replace(found, notes=(*found.notes, *differs)))
+
+    loops = OwnLoops(_own_loop)
+    library = None
+    if boundary is not None:
+        loops.install()
+        library = LibraryEvaluations(boundary, evaluations.notes, made_up_files_go_away)
+        library.install()
+    _at_train(traced, evaluations, loops, library, out, request.micro_batch_size)
+    if overrides.loss:
+        chunk_losses()
+    if request.forks is not None:
+        Forks(Path(request.forks), out.begin, watch_reads(), folder_begins).install()
+    raised: BaseException | None = None
+    try:
+        with boundary or contextlib.nullcontext():
+            request.script.run()
+    except BaseException as error:
+        raised = error
+    if isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
+        found = Outcome(failed=Failed(False, OwnLoop.__name__, str(OwnLoop()), loops.place, ""))
+    elif raised is None or isinstance(raised, SystemExit):
+        code = raised.code if raised is not None else None
+        found = Outcome(untrained=Untrained(code if isinstance(code, int | None) else str(code)))
+    else:
+        found = _failure(raised)
+    out.write(found)
+
+
+def _own_loop() -> NoReturn:
+    raise OwnLoop
+
+
+class _Result:
+    """The file that tells what came of the script, in a folder of its own for all that this process writes besides."""
+
+    def __init__(self, path: Path) -> None:
+        self.begin(path)
+
+    def begin(self, path: Path) -> None:
+        """From here on it is this file, and this process's."""
+        self.path, self._process = path, os.getpid()
+        tempfile.tempdir = str(path.with_name("temporary"))  # removed with all that is in it
+        Path(tempfile.tempdir).mkdir()
+
+    def is_mine(self) -> bool:
+        """Whether this is the process that traces: the script may fork others, which come by here, too."""
+        return os.getpid() == self._process
+
+    def write(self, content: Outcome) -> None:
+        """By this process alone: a child that the script forked may come here too."""
+        if not self.is_mine():
+            os._exit(1)
+        self._put(content)
+
+    def _put(self, content: Outcome) -> None:
+        temporary = self.path.with_suffix(f".{os.getpid()}")
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)  # `open` may lead elsewhere (leaves_nothing.py)
+        with os.fdopen(number, "w") as file:
+            file.write(wire.written(content))
+        temporary.replace(self.path)
+
+    def end(self, content: Outcome) -> NoReturn:
+        """Writes it and ends the script, whichever of its processes and threads this is."""
+        self._put(content)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if not self.is_mine():
+            os.kill(self._process, signal.SIGKILL)
+        os._exit(0)
+
+
+def _enter_its_world(request: ScriptRequest) -> None:
+    """Folder, environment and standard input as the script would have been started with."""
+    os.environ.clear()
+    # The process that asks may be one of several; whether the traced training is, the request says (`other_ranks.py`).
+    left_out = set(LAUNCHER_VARIABLES) if request.device != "real cpu" else set()
+    if request.script.target not in (LIVE, SETUP):  # `deepspeed_engine.py` reads and removes it
+        left_out.discard("ACCELERATE_USE_DEEPSPEED")
+    os.environ.update({name: each for name, each in request.environment.items() if name not in left_out})
+    os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
+    os.chdir(request.folder)
+    sys.path[1:1] = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    torch.set_num_threads(1)
+    if request.stdin is not None:
+        os.dup2(request.stdin, 0)
+        os.close(request.stdin)
+        sys.stdin = os.fdopen(0, closefd=False)
+
+
+def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
+    """A GPU, models as shapes, no engine, and the other ranks."""
+    on_gpu = request.device == "cuda"
+    if on_gpu:
+        one_gpu(request.capability, request.capacity_bytes, request.gpu_name)
+        install_cuda_attention(request.capability)
+        install_flash_attn(request.capability)
+        one_stream()
+        answer_scripts(boundary.tracer, request.capacity_bytes)
+        files_load_to_gpu()
+    learn_counts(in_a_fork=request.forks is not None)
+    movable_modules()
+    inference_is_no_grad()
+    before_a_script(on_gpu=on_gpu)
+    note_parsers()
+    answer_trl()
+    without_engines()
+    if request.processes > 1:
+        one_of_several(request.processes, request.per_node)
+    weights_are_shapes(boundary)
+    nothing_is_pushed()
+    keep_what_was_there()
+
+
+def _at_train(
+    traced: Callable[[Any, Any], Outcome],
+    evaluations: Evaluations,
+    loops: OwnLoops,
+    library: LibraryEvaluations | None,
+    out: _Result,
+    micro_batch_size: int | None,
+) -> None:
+    """Replaces `Trainer.train`, which traces the training and ends the process; and evaluations, until then: their
+    values would be made up."""
+    original = Trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
+        if not out.is_mine():
+            trains_in_a_fork(out.end)
+        if resume_from_checkpoint:
+            object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
+        if micro_batch_size is not None:  # here, as Trainer does it: the script may set its own until now
+            object.__setattr__(self.args, "per_device_train_batch_size", micro_batch_size)
+            object.__setattr__(self.args, "auto_find_batch_size", False)
+            self._train_batch_size = self.args.train_batch_size
+        try:
+            refuse_checkpoint(self, resume_from_checkpoint)
+            evaluations.answer = loops.stop = None
+            if library is not None:
+                library.in_training = True
+            found = traced(self, original)
+        except Exception as error:
+            found = _failure(error)
+        out.end(found)
+
+    def evaluated(call: EvaluationCall) -> Any:
+        made_up_files_go_away()
+        return evaluations.remember(call)
+
+    Trainer.train = train
+    evaluations.answer = evaluated
+    evaluations.install()
+
+
+def _traced(
+    tracer: StorageTracer,
+    boundary: RealAndFake | None,
+    trainer: Any,
+    train: Any,
+    evaluations: Evaluations,
+    request: ScriptRequest,
+) -> TracedTraining:
+    asked = {"worst": request.worst_batch, "for_plan": request.for_plan}
+    if boundary is None:
+        return traced_training(trainer, train, tracer, lambda: tracer, evaluations, **asked)
+    boundary.leave()
+
+    @contextlib.contextmanager
+    def fake() -> Iterator[None]:
+        # What libraries say of tensors without memory, and of a save that writes nothing.
+        warnings.simplefilter("ignore")
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
+        made_up_values()
+        answers_are_longest()
+        write_nothing(boundary.all_fake)
+        install_library_rules(_setup_of(trainer), on_gpu=tracer.device_type == "cuda")
+        with shapes_from_values_are_unmodelled(), boundary.all_fake():
+            yield
+
+    return traced_training(trainer, train, tracer, fake, evaluations, **asked)
+
+
+def _setup_of(trainer: Any) -> Setup:
+    """What the rules of libraries ask of a setup: the optimizer, Liger, packing, attention."""
+    arguments, why = trainer.args, "the script's"
+    setup = Setup(preset="script").put("arguments.optim", str(getattr(arguments.optim, "value", arguments.optim)), why)
+    if trainer.optimizer_cls_and_kwargs is not None:
+        kind = trainer.optimizer_cls_and_kwargs[0]
+        setup = setup.put("optimizer.class", f"{kind.__module__}:{kind.__qualname__}", why)
+    if type(trainer.data_collator).__module__ == packed_batches.__name__:
+        setup = setup.put("trainer_parts.packed_batches", {}, why)
+    for name in ("use_liger_kernel", "packing"):
+        if getattr(arguments, name, False):
+            setup = setup.put(f"arguments.{name}", True, why)
+    attention = getattr(getattr(trainer.model, "config", None), "_attn_implementation", None)
+    return setup.put("model.attn_implementation", attention, why) if isinstance(attention, str) else setup
+
+
+def _failure(error: BaseException) -> Outcome:
+    """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
+    by_script = not isinstance(error, MemkitError)
+    cause = error if by_script else error.__cause__ or error
+    place = line_of(cause.__traceback__) or users_line()  # caught where the script calls train()
+    message = " ".join(str(error).split())[:200] if by_script else str(error)
+    text = _users_traceback(error) if by_script else traceback.format_exc()[-4000:]
+    return Outcome(failed=Failed(by_script, type(error).__name__, message, place, text))
+
+
+def _users_traceback(error: BaseException) -> str:
+    """As Python prints it, from the script's first frame on, without memkit's."""
+    found = traceback.TracebackException.from_exception(error)
+    seen: traceback.TracebackException | None = found
+    while seen is not None:
+        frames = [frame for frame in seen.stack if not frame.filename.startswith(MEMKIT)]
+        first = next((number for number, frame in enumerate(frames) if not is_library(frame.filename)), 0)
+        seen.stack = traceback.StackSummary.from_list(frames[first:])
+        seen = seen.__cause__ or seen.__context__
+    return "".join(found.format())

@@ -1,0 +1,313 @@
+"""The values of fake tensors where they follow from what was given: inputs of the model, positions, constants.
+
+Models ask such tensors: whether a mask is all ones, whether a label is below the vocabulary, how many inputs a mask
+picks. The answer decides what is allocated next, so it is computed, on the host and beside the fake tensor, as long as
+everything that a tensor was made from is known and it is small. A value that follows from weights, or from chance,
+is not known.
+
+Images and sound are large, and are only looked at: whether an image is padding, all zeros (transformers 5.23.0:
+modeling_idefics3.py, `get_image_features`). Their values are known as long as they are viewed, converted or compared,
+and what is computed with them is not.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
+
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
+
+_MOST_NUMBERS: Final = 2**20
+"""Of tensors of whole numbers whose values are followed."""
+
+_MOST_FLOATS: Final = 2**10
+"""Elements of tensors whose values are followed: ids, masks and lengths, but no images and no optimizer states."""
+
+_MOST_LOOKED_AT: Final = 2**29
+"""Elements of what a batch brings, and of what is seen in it: 680 images of 512 × 512 pixels."""
+
+_MOST_OF_DATA: Final = 2**24
+"""Elements of tensors that are followed before the training: 64 images of 3 × 280 × 280."""
+
+_aten: Final = torch.ops.aten
+
+_COMPARISONS: Final = tuple(getattr(_aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+_COPIES: Final = frozenset({_aten._to_copy.default, _aten.clone.default})
+_LOOKS: Final = frozenset({_aten._unsafe_view.default, _aten.index.Tensor, *(each.Scalar for each in _COMPARISONS)})
+"""Operations besides views that show what a batch holds as it is."""
+
+_FILLED: Final[Mapping[Any, int | float]] = {
+    _aten.zeros.default: 0,
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones.default: 1,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+}
+_FILLED_BY_ARGUMENT: Final[Mapping[Any, int]] = {
+    _aten.scalar_tensor.default: 0,
+    _aten.full.default: 1,
+    _aten.full_like.default: 1,
+    _aten.new_full.default: 2,
+}
+"""Position of the value."""
+
+_FILLED_LIKE: Final = frozenset(
+    {_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
+    | {_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default}
+)
+"""Those of them that take a tensor, of which only the shape matters."""
+
+_CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
+_CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
+    **KERNEL_RULES,
+    **{
+        getattr(getattr(_aten, name), overload): lambda *args, **kwargs: False
+        for name in _CTC_LIBRARIES
+        if hasattr(_aten, name)  # not every torch has both
+        for overload in getattr(_aten, name).overloads()
+    },
+    **dict.fromkeys(
+        (_aten._sparse_coo_tensor_with_dims_and_tensors.default, _aten._sparse_coo_tensor_unsafe.default),
+        lambda *args, **kwargs: _sparse(),
+    ),
+    _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
+    _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
+}
+"""Operations that have a rule here in the place of torch's: those whose kernel gives something else, and those that
+torch would run on real tensors, on a GPU too, to learn the shape of their result."""
+
+
+def _sparse() -> NoReturn:
+    """Its kernels sort and join indices, in memory that no shape tells of."""
+    raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
+
+
+_SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
+
+
+class _Value:
+    """Values of a tensor, on the host. Views of one tensor share `known`: what is written to one is written to all.
+    `given`: they are those of a batch, only looked at since."""
+
+    __slots__ = ("given", "known", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, known: list[bool], *, given: bool) -> None:
+        self.tensor, self.known, self.given = tensor, known, given
+
+
+def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Gives a fake tensor the values of a real one on the host, if those are not too many."""
+    if isinstance(tensor, FakeTensor) and values.numel() <= _MOST_LOOKED_AT:
+        with no_dispatch():  # what is large is never written to
+            own = values.detach().clone() if _small(values) else values.detach()
+            tensor.memkit_value = _Value(own, [True], given=True)  # type: ignore[attr-defined]
+
+
+def known_values(tensor: FakeTensor) -> torch.Tensor | None:
+    """The values of a fake tensor, if they are known."""
+    value: _Value | None = getattr(tensor, "memkit_value", None)
+    return value.tensor if value is not None and value.known[0] else None
+
+
+class KnownValues:
+    """Follows the operations of one training, of which each is told to `follow`.
+
+    Attributes:
+        of_data: whether the script still looks at its data, and nothing is trained: then larger tensors are followed,
+            but for parameters.
+    """
+
+    def __init__(self) -> None:
+        self.of_data = False
+        self._written: dict[int, tuple[int, ...]] = {}  # by id: an operation stays, its own hash is made in Python
+
+    def of(self, tensor: Any) -> torch.Tensor | None:
+        """The values of `tensor`, if they are known. A tensor that is not fake has them itself."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor if isinstance(tensor, torch.Tensor) and self._is_small(tensor) else None
+        return known_values(tensor)
+
+    def _is_small(self, tensor: torch.Tensor, given: bool = False) -> bool:
+        wide = self.of_data and not isinstance(tensor, torch.nn.Parameter)
+        return math.prod(tensor.shape) <= _MOST_OF_DATA if wide and not given else _small(tensor, given)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Computes the values of `result`, what `func` has given, if those of its arguments are known."""
+        written = self._written.get(id(func))
+        if written is None:
+            written = self._written[id(func)] = _written_arguments(func)
+        first = args[0] if args else None
+        if first.__class__ is FakeTensor and self.of(first) is None and func not in _FILLED_LIKE:
+            self._forget(func, written, args, kwargs)
+            return
+        if func in _FILLED or func in _FILLED_BY_ARGUMENT:
+            if isinstance(result, FakeTensor) and _small(result):
+                value = _FILLED[func] if func in _FILLED else args[_FILLED_BY_ARGUMENT[func]]
+                with no_dispatch():
+                    self._put(result, torch.full(result.shape, value, dtype=result.dtype), ())
+            return
+        if isinstance(first, list | tuple) and first:
+            first = first[0]
+        if not isinstance(first, torch.Tensor) and not (func in _SERIES and _small(result)):
+            return
+        unknown = isinstance(first, FakeTensor) and self.of(first) is None
+        if unknown or not self._computed(func, args, kwargs, result):
+            self._forget(func, written, args, kwargs)
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What `func` gives for the known values of its arguments.
+
+        Raises:
+            LookupError: one of them is not known, or the operation is one of chance.
+        """
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise LookupError(func)
+        on_host = {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else dict(kwargs)
+        known_args, known_kwargs = tree_map(self._value_or_error, (args, on_host))
+        with no_dispatch():
+            return func(*known_args, **known_kwargs)
+
+    def shaped(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What `func` gives where its shape, or its answer, follows from values: such as `mask.nonzero()`, `x[mask]`.
+
+        Raises:
+            Unmodelled: those values are not known, such as the experts that a router picks.
+        """
+        try:
+            if func is _aten.index.Tensor:
+                return func(args[0], self._positions(args[1]))
+            if func is _aten.masked_select.default:
+                return args[0].new_empty(self._picked(args[0].shape, args[1]))
+            if func in _CTC:
+                return self._ctc(args[0], args[3])
+            result = self.compute(func, args, kwargs)
+        except LookupError:
+            raise Unmodelled(
+                f"{func}: the size of its result depends on values that are computed or drawn by chance, and a trace "
+                "has none; measure with memkit run"
+            ) from None
+        return tree_map(lambda leaf: _alike(args[0], leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+
+    def _positions(self, indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Masks among the indices of `tensor[…]` as positions, as the kernel makes them first."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                found.append(index)
+                continue
+            try:
+                with no_dispatch():
+                    picked = self._value_or_error(index).nonzero().shape[0]
+            except LookupError:
+                if not _is_metric_of_trl():
+                    raise
+                picked = index.numel()
+            found += [index.new_empty(picked, dtype=torch.int64) for _ in range(index.dim())]
+        return found
+
+    def _picked(self, shape: torch.Size, mask: torch.Tensor) -> int:
+        """How many elements of a tensor of this shape the mask picks."""
+        values = self._value_or_error(mask)
+        with no_dispatch():
+            return int(values.expand(torch.broadcast_shapes(shape, values.shape)).sum())  # type: ignore[no-untyped-call]
+
+    def _ctc(self, log_probabilities: torch.Tensor, lengths: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """A loss for each example, and its paths: twice as many states as the longest target has, and one
+        (pytorch:aten/src/ATen/native/LossCTC.cpp, `ctc_loss_allocate_outputs`)."""
+        if isinstance(lengths, torch.Tensor):
+            values = self._value_or_error(lengths)
+            with no_dispatch():
+                lengths = values.tolist()
+        time, batch = log_probabilities.shape[:2]
+        return log_probabilities.new_empty(batch), log_probabilities.new_empty(batch, time, 2 * max(lengths) + 1)
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+        leaves = tree_leaves(result)
+        given = self._looks(func, args, result)
+        if given and func in _COPIES and not self._is_small(result):  # in another dtype or place, it looks the same
+            self._put(result, self._value_or_error(args[0]), args[:1], given=True)
+            return True
+        if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not self._is_small(leaf, given), result):
+            return False
+        try:
+            values = self.compute(func, args, kwargs)
+        except (LookupError, NotImplementedError, RuntimeError):
+            return False
+        sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        for leaf, value in zip(leaves, tree_leaves(values), strict=True):
+            if isinstance(leaf, FakeTensor) and isinstance(value, torch.Tensor):
+                self._put(leaf, value, sources, given=given)
+        return True
+
+    def _looks(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
+        """Whether an operation shows what a batch holds, and computes nothing new. Images that are picked are copied,
+        and nobody looks at them again."""
+        value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
+        if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
+            return False
+        return func in _LOOKS or func in _COPIES or bool(func.is_view)
+
+    def _value_or_error(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        value = self.of(leaf)
+        if value is None:
+            raise LookupError("a tensor whose values are not known")
+        return value
+
+    def _put(
+        self, tensor: FakeTensor, value: torch.Tensor, sources: Iterable[FakeTensor], *, given: bool = False
+    ) -> None:
+        known = [True]
+        place = value.untyped_storage()._cdata
+        for source in sources:
+            found: _Value | None = getattr(source, "memkit_value", None)
+            if found is not None and found.tensor.untyped_storage()._cdata == place:
+                known = found.known
+        tensor.memkit_value = _Value(value, known, given=given)  # type: ignore[attr-defined]
+
+    def _forget(self, func: Any, written: Sequence[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The values of what the operation writes to are not known any more."""
+        for number in written:
+            leaf = args[number] if number < len(args) else kwargs.get(func._schema.arguments[number].name)
+            for each in tree_leaves(leaf):
+                value = getattr(each, "memkit_value", None)
+                if value is not None:
+                    value.known[0] = False
+
+
+def _alike(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the shape and dtype of `result`, where `source` lies."""
+    return source.new_empty(result.shape, dtype=result.dtype)
+
+
+def _small(tensor: torch.Tensor, given: bool = False) -> bool:
+    if given:
+        return math.prod(tensor.shape) <= _MOST_LOOKED_AT
+    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_NUMBERS
+    return math.prod(tensor.shape) <= most
+
+
+def _written_arguments(func: Any) -> tuple[int, ...]:
+    """Positions of the arguments that the operation writes to."""
+    arguments = func._schema.arguments
+    return tuple(n for n, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write)
+
+
+def _is_metric_of_trl() -> bool:
+    """Whether a line of TRL's own asks: of log-probabilities it looks at those of an answer's tokens (1.16:
+    grpo_trainer.py, `importance_sampling_ratio`), here at most at all."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and any(each in frame.f_code.co_filename for each in ("/torch/", "/hf_memkit/")):
+        frame = frame.f_back
+    return frame is not None and "/trl/trainer/" in frame.f_code.co_filename

@@ -1,0 +1,121 @@
+"""Operations that CUDA's kernels refuse in some types, and fake tensors take.
+
+In: an operation of a training, and its arguments. Out: nothing, or `NoKernel`, as the real kernel raises
+NotImplementedError. Only what is certainly refused is: `scripts/cuda_dtypes.py` generates the table beside this file
+from torch's own tests, and what those lack stands here with its source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from hf_memkit.common.errors import NoKernel
+from hf_memkit.prediction.child.tracer.plain_tensors import device_type
+from hf_memkit.setup.bf16_on_gpus import unscaled_bf16
+
+TABLE: Final = Path(__file__).with_name("cuda_dtypes_2_13.json")
+
+_HALF: Final = ("float16", "bfloat16")
+_UNSCALE: Final = "aten._amp_foreach_non_finite_check_and_unscale_.default"
+
+_NOT_IN_OPINFOS: Final[Mapping[str, tuple[str, ...]]] = {
+    # "_amp_foreach_non_finite_check_and_unscale_cuda": AT_DISPATCH_FLOATING_TYPES_AND_HALF of the gradients' type
+    # (pytorch 2.13: aten/src/ATen/native/cuda/AmpKernels.cu; pytorch issue 127176).
+    _UNSCALE: ("bfloat16",),
+    # "cdist_cuda", "cdist_cuda_backward": AT_DISPATCH_FLOATING_TYPES (native/cuda/DistanceKernel.cu). With p=2 and
+    # many rows a product computes it, so that OpInfos show both.
+    "aten._cdist_forward.default": _HALF,
+    "aten._cdist_backward.default": _HALF,
+    # "ctc_loss_cuda", "ctc_loss_backward_cuda": AT_DISPATCH_FLOATING_TYPES (native/cuda/LossCTC.cu).
+    "aten._ctc_loss.default": _HALF,
+    "aten._ctc_loss.Tensor": _HALF,
+}
+"""By the type of the first tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """
+    Attributes:
+        dtypes: in which the kernel is missing.
+        by_first: whether the first tensor's type decides; else all tensors are of that type, but for indices.
+    """
+
+    dtypes: frozenset[torch.dtype]
+    by_first: bool = False
+
+
+def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: Refusal, module: str) -> None:
+    """
+    Args:
+        func, args, kwargs: the operation.
+        refusal: of this operation, from `REFUSED`.
+        module: where it runs: the dotted name of a module, or empty.
+
+    Raises:
+        NoKernel: CUDA has no kernel for the type of these arguments.
+    """
+    first = _first(args, kwargs)
+    if first is None or device_type(first) != "cuda" or not first.numel():  # nothing is launched for no elements
+        return
+    dtype = first.dtype if refusal.by_first else type_of_call(args, kwargs)
+    if dtype not in refusal.dtypes:
+        return
+    name = str(dtype).removeprefix("torch.")
+    if str(func) == _UNSCALE:
+        raise NoKernel(unscaled_bf16(has_bf16=torch.cuda.get_device_capability() >= (8, 0)))
+    where = f" in {module}" if module else ""
+    instead = "in float32: tensor.float()" if name in _HALF else "in another type, such as tensor.float()"
+    raise NoKernel(f"{str(func).rpartition('.')[0]}{where}: CUDA has no kernel for {name}; compute it {instead}")
+
+
+def type_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
+    """The type of all its tensors, where integers beside floating tensors are indices; None: there are several."""
+    found = None
+    for value in (*args, *kwargs.values()):
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if not isinstance(each, torch.Tensor):
+                continue
+            if found is None:
+                found = each.dtype
+            elif each.dtype is not found and (each.dtype.is_floating_point or not found.is_floating_point):
+                return None
+    return found
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    for value in (*args, *kwargs.values()):
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, torch.Tensor):
+                return each
+    return None
+
+
+def _read() -> dict[int, Refusal]:
+    """By id, as an operation's own hash is computed in Python. Kernels gain types from version to version, so the
+    table holds for older versions of torch, and says nothing of newer ones."""
+    table = json.loads(TABLE.read_text())
+    if _version(torch.__version__) > _version(table["torch"]):
+        return {}
+    found: dict[int, Refusal] = {}
+    for refused, by_first in ((table["refused"], False), (_NOT_IN_OPINFOS, True)):
+        for name, dtypes in refused.items():
+            _, packet, overload = name.split(".")
+            operation = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+            if operation is not None:  # not every torch has it
+                found[id(operation)] = Refusal(frozenset(getattr(torch, each) for each in dtypes), by_first)
+    return found
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+REFUSED: Final = _read() if TABLE.is_file() else {}
+"""By the id of an operation."""

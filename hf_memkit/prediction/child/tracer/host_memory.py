@@ -1,0 +1,124 @@
+"""What a script's tensors take of RAM: weights before they are on the GPU, adapters that are merged on the host,
+states that are read there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from hf_memkit.common.terms import Phase
+from hf_memkit.prediction.traced_training import HostMemory
+
+_KIB: Final = 1024
+
+
+def anonymous_bytes() -> int:
+    """RAM of this process that no file backs (proc_pid_status(5): RssAnon)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * _KIB
+    return 0
+
+
+@dataclass(slots=True)
+class _File:
+    """Mapped into memory, as a whole.
+
+    Attributes:
+        tensors: how many of it live.
+        written_bytes: of these that were written to: copies, which last as long as the file is mapped.
+    """
+
+    tensors: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Held:
+    """A storage that lives, and the file that it is mapped from."""
+
+    reference: weakref.ref[Any]
+    file: _File | None
+
+
+class HostWatch:
+    """Counts storages of fake tensors on the CPU.
+
+    Weights that are loaded as they are stored stay in their file (safetensors maps it): the system takes their RAM
+    back where it is short. Who writes to one makes a copy (mmap(2): MAP_PRIVATE).
+
+    Attributes:
+        most: by phase: bytes that lived at once.
+    """
+
+    def __init__(self) -> None:
+        self.most: dict[Phase, int] = {}
+        self._began, self._own = anonymous_bytes(), 0
+        self._live: dict[int, _Held] = {}
+        self._now = self._highest = 0
+        self._loading: tuple[_File, torch.dtype | None] | None = None
+
+    def training_begins(self) -> None:
+        """What this process has taken so far is the script's own; later it is the prediction's."""
+        self._own = anonymous_bytes() - self._began
+
+    def used(self) -> HostMemory:
+        """What the script holds itself, and the most of its tensors."""
+        return HostMemory(self._own, dict(self.most))
+
+    @contextlib.contextmanager
+    def loading(self, stored: torch.dtype | None) -> Iterator[None]:
+        """Within it a file is read; what is made with the dtype that it has is mapped from it."""
+        self._loading = _File(), stored
+        try:
+            yield
+        finally:
+            self._loading = None
+
+    def watch(self, tensor: torch.Tensor, operation: Any) -> None:
+        """What an operation gave."""
+        storage = tensor.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        held = self._live.get(address)
+        if held is None:
+            file = self._loading[0] if self._loading is not None and self._loading[1] is tensor.dtype else None
+            if file is None:
+                self._add(size)
+            else:
+                file.tensors += 1
+            gone = functools.partial(self._gone, address, size, file)
+            self._live[address] = _Held(weakref.ref(storage, gone), file)
+        elif held.file is not None and self._loading is None and _writes(operation):
+            self._add(size)
+            held.file.written_bytes += size
+            self._live[address] = _Held(held.reference, None)
+
+    def _add(self, size: int) -> None:
+        self._now += size
+        self._highest = max(self._highest, self._now)
+
+    def _gone(self, address: int, size: int, file: _File | None, _: Any) -> None:
+        del self._live[address]
+        if file is None:
+            self._now -= size
+            return
+        file.tensors -= 1
+        if file.tensors == 0:
+            self._now -= file.written_bytes
+
+    def ended(self, phase: Phase) -> None:
+        """What has happened since the last call fell into `phase`."""
+        self.most[phase] = max(self.most.get(phase, 0), self._highest)
+        self._highest = self._now
+
+
+def _writes(operation: Any) -> bool:
+    schema = getattr(operation, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)

@@ -1,0 +1,196 @@
+"""Operations whose result on fake tensors differs from the kernel's: in its type, in its layout, in what it reuses.
+
+In: the arguments of one operation, under fake tensors. Out: its result as the kernel would make it. Found by running
+every operation of `tests/prediction/architectures.py` on real and on fake tensors side by side; a layout counts as
+much as a size, because a gradient in another order is copied by the next product.
+
+| operation | kernel (torch 2.13) | on fake tensors |
+|---|---|---|
+| layer and group norm | mean and 1/σ are fp32 where weights are fp32 and inputs are not (native/layer_norm.cpp, native/group_norm.cpp: `param_scalar_type`) | of the inputs' type, on a CPU |
+| layer norm's and log-softmax's backward | a contiguous gradient (`LEGACY_CONTIGUOUS_MEMORY_FORMAT`, native/SoftMax.cpp) | in the order of the gradient that came in |
+| group norm's backward | a gradient of the inputs' type | of the wider type |
+| the experts' grouped product | takes all floating types (native/GroupedMMUtils.h, `create_grouped_gemm_output_tensor`) | takes bf16 only |
+| a product that is added in a type of its own (`out_dtype`) | of that type (native/cuda/Blas.cpp, `_addmm_dtype_out_cuda`) | with torch 2.11 the type is taken for a factor, and the operation fails |
+| the sum of two gradients of one tensor | written into the first, where nothing else holds it (autograd/input_buffer.cpp) | another tensor: autograd writes into no tensor while operations are recorded |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten: Final = torch.ops.aten
+_HALF: Final = (torch.float16, torch.bfloat16)
+_COUNTED: Final = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+"""Whether this torch tells who holds a tensor; where it does not, sums of gradients are taken for new tensors."""
+
+
+def _layer_norm(*args: Any, **kwargs: Any) -> Any:
+    output, mean, scale = _aten.native_layer_norm.default(*args, **kwargs)
+    return output, *_statistics(args[0], args[2], mean, scale)
+
+
+def _group_norm(*args: Any, **kwargs: Any) -> Any:
+    output, mean, scale = _aten.native_group_norm.default(*args, **kwargs)
+    return output, *_statistics(args[0], args[1], mean, scale)
+
+
+def _statistics(inputs: torch.Tensor, weight: torch.Tensor | None, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    mixed = inputs.dtype in _HALF and weight is not None and weight.dtype is torch.float32
+    return tuple(each.float() if mixed and each.dtype is not torch.float32 else each for each in found)
+
+
+def _layer_norm_backward(*args: Any, **kwargs: Any) -> Any:
+    gradient, *rest = _aten.native_layer_norm_backward.default(*args, **kwargs)
+    return _contiguous(gradient), *rest
+
+
+def _group_norm_backward(*args: Any, **kwargs: Any) -> Any:
+    gradient, *rest = _aten.native_group_norm_backward.default(*args, **kwargs)
+    return gradient if gradient is None else gradient.to(args[1].dtype), *rest
+
+
+def _log_softmax_backward(*args: Any, **kwargs: Any) -> Any:
+    return _contiguous(_aten._log_softmax_backward_data.default(*args, **kwargs))
+
+
+def _grouped_product(
+    a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """Rows of the result begin at multiples of 16 bytes."""
+    if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
+        return _aten._grouped_mm.default(a, b, offs, bias, out_dtype)
+    rows, columns = a.shape[-2], b.shape[-1]
+    groups = (offs.shape[0],) if a.dim() == 2 == b.dim() else (b.shape[0],) if a.dim() == 3 == b.dim() else ()
+    multiple = 16 // a.element_size()
+    wide = -(-columns // multiple) * multiple
+    return a.new_empty((*groups, rows, wide), dtype=out_dtype or a.dtype)[..., :columns]
+
+
+def _typed_product(
+    added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, **factors: Any
+) -> torch.Tensor:
+    """What is added, the kernel of the product adds."""
+    return _aten.mm.dtype(a, b, out_dtype)  # type: ignore[no-any-return]
+
+
+def _typed_product_into(
+    added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor, **factors: Any
+) -> torch.Tensor:
+    return _aten.mm.dtype_out(a, b, out_dtype, out=out)  # type: ignore[no-any-return]
+
+
+def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    if tensor is None or tensor.is_contiguous():
+        return tensor
+    return tensor.new_empty(tensor.shape)
+
+
+def _add(*args: Any, **kwargs: Any) -> Any:
+    """The sum, or the first of two gradients, which autograd would add the second one to."""
+    if (
+        _COUNTED
+        and _LEARNT  # where nobody tried beforehand, nothing is known
+        and torch._C._current_graph_task_id() != -1
+        and not torch.is_grad_enabled()
+        and len(args) == 2
+        and not kwargs
+        and all(isinstance(each, torch.Tensor) for each in args)
+        and (args[0].shape, args[0].dtype, args[0].device) == (args[1].shape, args[1].dtype, args[1].device)
+        and _dense(args[0])
+        and _counts(args[0]) == _LEARNT[0]
+        and _autograd_asks()
+    ):
+        return args[0]
+    return _aten.add.Tensor(*args, **kwargs)
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether it fills its storage without gaps or overlaps, in whatever order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold the tensor, and its storage; the call itself is among them."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def _autograd_asks() -> bool:
+    """Whether the operation comes from autograd's engine, and not from a backward function written in Python."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("hf_memkit.prediction.child"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is None or frame.f_code is _engine_run_backward.__code__
+
+
+_LEARNT: Final[list[tuple[int, int]]] = []
+
+
+def learn_counts(*, in_a_fork: bool = False) -> None:
+    """Finds out what `_counts` gives of a gradient that only autograd holds, as an operation's recorder sees it.
+
+    To be called once before the training: it runs a backward pass of its own. `in_a_fork`: that runs in a process of
+    its own, because one that has run a backward pass cannot be forked and run another.
+    """
+    if _LEARNT:
+        return
+    if not in_a_fork:
+        _LEARNT.append(_tried_counts())
+        return
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # see forks.py
+        os.write(write, "{} {}".format(*_tried_counts()).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        found = answer.read().split()
+    os.waitpid(child, 0)
+    # Where it died, nothing is known: sums of gradients are taken for new tensors.
+    _LEARNT.append((int(found[0]), int(found[1])) if len(found) == 2 else (0, 0))
+
+
+def _tried_counts() -> tuple[int, int]:
+    if not _COUNTED:
+        return 0, 0
+    found: list[tuple[int, int]] = []
+
+    class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+                found.append(_counts(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(), Seen():  # type: ignore[no-untyped-call]
+        leaf = torch.ones(2, requires_grad=True)
+        (leaf.exp() + leaf.sin()).sum().backward()  # type: ignore[no-untyped-call]
+    (counts,) = found
+    return counts
+
+
+KERNEL_RULES: Final[Mapping[Any, Callable[..., Any]]] = {
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.native_group_norm.default: _group_norm,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+    _aten._log_softmax_backward_data.default: _log_softmax_backward,
+    _aten.addmm.dtype: _typed_product,
+    _aten.addmm.dtype_out: _typed_product_into,
+    _aten.add.Tensor: _add,
+    **({_aten._grouped_mm.default: _grouped_product} if hasattr(_aten, "_grouped_mm") else {}),
+}

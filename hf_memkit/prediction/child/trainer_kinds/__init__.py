@@ -1,0 +1,1 @@
+"""What is special about a class of Trainer, a file a kind."""

@@ -1,0 +1,465 @@
+"""What happens when a script calls `train()`: a few optimizer steps are traced with the Trainer that it made, then
+what its arguments ask for besides.
+
+In: the user's Trainer, ready to train. Out: a trace, and what the training is, as plain data. The same steps are made
+with real tensors on a CPU, to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from accelerate.utils import memory
+from transformers import DefaultFlowCallback, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint, has_length
+
+from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
+from hf_memkit.catalog.library_versions import is_on, name_in_version
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.measuring.memory.holdings import carried_by
+from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu.cuda_questions import memory_fraction
+from hf_memkit.prediction.child.gpu.fake_gpu import become
+from hf_memkit.prediction.child.libraries.deepspeed_engine import as_the_engine_has_it, traced_engine
+from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.child.trainer_kinds.generation import generates
+from hf_memkit.prediction.child.trainer_kinds.trl_trainers import (
+    answers_are_made_up,
+    draws_whose_answers,
+    reference_loaders,
+    traced_vllm,
+)
+from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
+from hf_memkit.prediction.child.training.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
+from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, overrides_optimizer, plan_facts
+from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, made_here
+from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, chosen_steps
+from hf_memkit.prediction.child.users_code import line_that_asks
+from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
+
+MICRO_BATCHES: Final = 2
+"""From the second micro-batch on gradients are there during forward; a third one is like the second."""
+
+SHORT_AND_QUIET: Final[dict[str, Any]] = {
+    "max_steps": STEPS,
+    "save_steps": STEPS,
+    "report_to": [],
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_strategy": "no",
+    "load_best_model_at_end": False,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
+    "dataloader_prefetch_factor": None,
+    "auto_find_batch_size": False,
+    "push_to_hub": False,
+    "resume_from_checkpoint": None,
+}
+"""Fields of TrainingArguments that every traced training has: it is short, and leaves nothing behind."""
+
+_UNASKED_S: Final = 20.0
+"""For an evaluation that decides nothing."""
+
+_CONTEXT_BYTES: Final = 2**30
+"""More than a process holds beside its tensors."""
+
+_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
+
+
+def traced_training(
+    trainer: Any,
+    train: Callable[[Any], Any],
+    tracer: StorageTracer,
+    fake: Callable[[], contextlib.AbstractContextManager[Any]],
+    evaluations: Evaluations,
+    *,
+    worst: bool = True,
+    for_plan: bool = False,
+) -> TracedTraining:
+    """Trains two steps with `trainer`, which is changed for that.
+
+    Args:
+        trainer: as the script made it.
+        train: `Trainer.train` itself.
+        tracer: records what is made; active within `fake`.
+        fake: the context in which tensors are fake (or, to compare with, real).
+        evaluations: of the script.
+        worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
+        for_plan: whether a plan asks, which has to know more.
+
+    Raises:
+        Unmodelled: something of it cannot be traced.
+    """
+    arguments = trainer.args
+    _refuse(trainer, tracer.device_type)
+    plan = plan_facts(trainer) if for_plan else None
+    found = _training(trainer)
+    notes = [*_left_out(trainer), *answers_are_made_up(trainer)]
+    online = hasattr(trainer, "_buffered_inputs")  # TRL's trainers that learn from the model's own answers
+    accumulation = int(arguments.gradient_accumulation_steps)
+    accumulation = accumulation if online else min(accumulation, MICRO_BATCHES)
+    drawn = draws_whose_answers(trainer)
+    chosen = chosen_steps(trainer, accumulation, worst=worst, on_gpu=tracer.device_type == "cuda")
+    steps, (rows, length) = chosen.steps, chosen.size()
+    needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
+    batches = [batch for step in steps for batch in step.batches]
+    if plan is not None:
+        plan = chosen.known(plan)
+    notes += [*chosen.notes(), *_too_long(trainer.model, chosen.worst, length)]
+    not_run = calls_not_run(trainer)
+    notes += notes_on_calls(not_run, trainer.model)
+    evaluated = evaluations.asked(trainer, not_run)
+    reference = [largest_batch(loader, worst=worst) for loader in reference_loaders(trainer)]
+    asked: dict[str, None] = {}
+    tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
+    with tempfile.TemporaryDirectory() as folder:
+        as_it_was = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
+        watch = TrainingWatch(tracer)
+        watch.watch_parts(trainer)
+        notes += _callbacks(trainer, watch)
+        with fake():
+            tracer.adopt(_weights(tracer.device_type), "weights")
+            if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
+                notes.append("evaluations generate: every answer is counted at its maximum length")
+            dtype = as_the_engine_has_it(trainer)
+            if reference:
+                _reference_passes(trainer, Loader(reference, arguments, dtype), tracer)
+            events = tracer.trace.events
+            calls = tracer.recorder.work.calls if tracer.recorder is not None else []
+            bounds: list[tuple[int, int]] = []  # of the steps: events, calls
+
+            def before(number: int) -> None:
+                if number % accumulation == 0:
+                    bounds.append((len(events), len(calls)))
+                    if number == needed * accumulation and _surely_fits(tracer):
+                        raise _Enough
+                    if steps[number // accumulation].flash:
+                        base_model(trainer.model).set_attn_implementation(FLASH)
+                    if drawn:
+                        trainer.lmbda = float(steps[number // accumulation].own_answers)
+                    if online:  # answers are generated in every step, also where they last for several
+                        trainer._buffered_inputs = None
+
+            trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
+            attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
+            given = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
+            try:
+                train(trainer)
+                bounds.append((len(events), len(calls)))
+            except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
+                if len(bounds) <= needed:
+                    raise
+            if plan is not None and not given and found.engine is None and overrides_optimizer(trainer):
+                plan = replace(plan, own_optimizer=not made_by_trainer(trainer))
+            if steps[-1].flash:
+                base_model(trainer.model).set_attn_implementation(attention)
+            steps_end, unasked = len(events), None
+            trainer.is_in_train = True  # then *_full_eval casts nothing
+            for call in evaluated:
+                evaluations.trace(call, dtype)
+            tracer.ended(watch.phase)
+            evaluation_notes = evaluations.take_notes()
+            if not evaluated and tracer.recorder is None and has_length(trainer.eval_dataset):
+                began = len(events)
+                with (
+                    contextlib.suppress(Exception),
+                    tracer.limited(_UNASKED_S),
+                ):  # one that fails decides nothing either
+                    evaluations.trace(own_evaluation(trainer), dtype)
+                    tracer.ended(watch.phase)
+                    unasked = (began, len(events))
+            watch.end()
+            del trainer.get_train_dataloader
+            if found.engine is None:
+                _read_back(trainer, as_it_was, tracer)
+            trace = tracer.finish(tracer.trace.marks[-1][1])
+        for name, value in as_it_was.items():
+            object.__setattr__(arguments, name, value)
+        trainer.is_in_train = False
+    notes += [
+        f"{place} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
+        for place in asked
+    ]
+    notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
+    if watch.optimizer_steps < needed:
+        raise Unmodelled(
+            f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}: a method that overrides "
+            f"Trainer's ends it early. Omit that method, or measure with memkit run"
+        )
+    host = tracer.host.used() if tracer.host is not None else None
+    if host is not None and unasked is not None:
+        host.tensor_bytes.pop("evaluate", None)
+    spans = zip(steps, itertools.pairwise(bounds), strict=False)
+    return replace(
+        found,
+        trace=trace,
+        steps=tuple(TracedStep(each.kind, *zip(begin, end, strict=True)) for each, (begin, end) in spans),
+        steps_end=steps_end,
+        unasked=unasked,
+        rows=rows,
+        sequence_length=length,
+        batches=chosen.shapes,
+        host=host,
+        notes=tuple(notes),
+        plan=plan,
+    )
+
+
+class _Enough(Exception):
+    """What is traced from here on is not needed."""
+
+
+def _surely_fits(tracer: StorageTracer) -> bool:
+    """Whether the tensors so far leave so much of the GPU that nobody asks what would need less."""
+    if tracer.device_type != "cuda":
+        return False
+    left = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
+    return tracer.live_bytes()[1] < left / 2
+
+
+def _refuse(trainer: Any, device_type: str) -> None:
+    """
+    Raises:
+        Unmodelled: what cannot be traced, or is no training on the device.
+    """
+    arguments = trainer.args
+    if arguments.device.type != device_type:
+        asked = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
+        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {asked}")
+    precision = getattr(arguments, "mixed_precision", "no")
+    if precision != "no" and not getattr(arguments, precision, False):
+        instead = f"{precision}=True" if hasattr(arguments, precision) else "bf16=True or fp16=True"
+        raise Unmodelled(
+            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out (accelerate "
+            f"launch: mixed_precision). Give the script {instead}, too, or unset it"
+        )
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if getattr(arguments, name) < 1:
+            raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
+    if arguments.torch_compile:
+        raise Unmodelled(
+            "torch_compile: a compiled model keeps what its compiler decides, which no trace shows; omit it, or "
+            "measure with memkit run"
+        )
+    if getattr(trainer, "is_fsdp_enabled", False):
+        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
+
+
+def _training(trainer: Any) -> TracedTraining:
+    """What is trained, as the script has it; nothing is traced yet."""
+    model = trainer.model
+    base = base_model(model)
+    counted = {id(each): each for each in model.parameters()}.values()
+    trained = [each for each in counted if each.requires_grad]
+    return TracedTraining(
+        trainer=type(trainer).__name__,
+        arguments=traced_arguments(trainer.args),
+        model=TracedModel(
+            kind=type(base).__name__,
+            name=str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
+            parameters=sum(map(_numbers, counted)),
+            trainable_parameters=sum(map(_numbers, trained)),
+            dtypes=_dtypes(counted),
+            trained_dtypes=_dtypes(trained),
+        ),
+        batches_tried=tuple(_batches_tried(trainer)),
+        memory_fraction=memory_fraction(),
+        allocator={name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
+        engine=traced_engine(trainer),
+        vllm=traced_vllm(trainer),
+        fp16_overflow=fp16_overflow(trainer),
+    )
+
+
+def traced_arguments(arguments: Any) -> TracedArguments:
+    """Those of `TracedArguments`, from a TrainingArguments of any version."""
+    found = {}
+    installed = tuple(map(int, version("transformers").split(".")[:2]))
+    for each in fields(TracedArguments):
+        value = getattr(arguments, name_in_version(each.name, installed), None)
+        with contextlib.suppress(TypeError):
+            found[each.name] = json.loads(json.dumps(getattr(value, "value", value)))
+    return TracedArguments(**found)
+
+
+def _dtypes(parameters: Iterable[torch.Tensor]) -> tuple[str, ...]:
+    return tuple(sorted({str(each.dtype).removeprefix("torch.") for each in parameters}))
+
+
+def fp16_overflow(trainer: Any) -> str:
+    """What overflows in this training, where it computes in fp16; empty: nothing is known."""
+    base = base_model(trainer.model)
+    if not trainer.args.fp16 and all(each.dtype != torch.float16 for each in base.parameters()):
+        return ""
+    kept = getattr(base, "_keep_in_fp32_modules", None) or ()
+    return overflow_in_fp16(getattr(getattr(base, "config", None), "model_type", None), kept)
+
+
+def _batches_tried(trainer: Any) -> list[int]:
+    """Those that `auto_find_batch_size` would try, one after the other, each after an out-of-memory error: accelerate
+    itself says which."""
+    if not trainer.args.auto_find_batch_size:
+        return []
+    found: list[int] = []
+
+    def attempt(batch_size: int) -> None:
+        found.append(batch_size)
+        raise RuntimeError("CUDA out of memory.")
+
+    clear, memory.clear_device_cache = memory.clear_device_cache, lambda **_: None  # it looks for garbage each time
+    try:
+        with contextlib.suppress(RuntimeError):
+            memory.find_executable_batch_size(attempt, starting_batch_size=trainer._train_batch_size)()
+    finally:
+        memory.clear_device_cache = clear
+    return found
+
+
+def _left_out(trainer: Any) -> Iterator[str]:
+    """What the training asks for and the trace does not show, a sentence each."""
+    arguments, model = trainer.args, base_model(trainer.model)
+    if given := arguments.resume_from_checkpoint:
+        missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
+        yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
+        yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
+    if getattr(arguments, "predict_with_generate", False):
+        if not generates(arguments, type(trainer)):
+            yield "predict_with_generate has no effect: only Seq2SeqTrainer generates"
+        elif trainer.compute_metrics is None:
+            yield "predict_with_generate has no effect: evaluations without compute_metrics compute the loss"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
+def _numbers(parameter: torch.Tensor) -> int:
+    """Elements of a parameter; bitsandbytes packs two of 4 bits in a byte."""
+    packed = 2 * parameter.element_size() if hasattr(parameter, "quant_type") else 1
+    return packed * parameter.numel()
+
+
+def _reference_passes(trainer: Any, batches: Any, tracer: StorageTracer) -> None:
+    """TRL computes log-probabilities of all rows before it trains (1.16: dpo_trainer.py, kto_trainer.py)."""
+    tracer.ended("load")
+    tracer.default, before = "activations", tracer.default
+    for batch in batches:
+        trainer.compute_ref_log_probs(trainer.ref_model or trainer.model, batch)
+    tracer.default = before
+    tracer.ended("log_probabilities")
+
+
+def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:
+    """Shapes do not show that a row has more tokens than the model has positions."""
+    text_config = getattr(getattr(model, "config", None), "get_text_config", None)
+    if length is None or text_config is None or any("position_ids" in each for each in batches):
+        return
+    longest = getattr(text_config(), "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < length:
+        yield (
+            f"rows of {length:,} tokens are longer than the model's {longest:,} positions: a run may stop there; "
+            "truncate them where they are tokenised (max_length)"
+        )
+
+
+# ---- the user's Trainer, shortened ----
+
+
+def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:
+    """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away. The arguments as
+    they were."""
+    arguments = trainer.args
+    plain = {
+        **SHORT_AND_QUIET,
+        "output_dir": folder,
+        "max_steps": steps,
+        "save_steps": saves_at,
+        "num_train_epochs": 1,
+        "gradient_accumulation_steps": accumulation,
+        "save_strategy": "steps" if is_asked_for(arguments.save_strategy) else "no",
+        "logging_first_step": False,
+        "restore_callback_states_from_checkpoint": False,
+    }
+    before = {name: getattr(arguments, name) for name in plain if hasattr(arguments, name)}
+    for name in before:
+        object.__setattr__(arguments, name, plain[name])
+    return before
+
+
+def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
+    """Leaves Trainer's own flow and memkit's callbacks; says which of the user's could have changed the figures."""
+    notes = []
+    for each in trainer.callback_handler.callbacks:
+        kind = type(each)
+        if kind.__module__.startswith(_LIBRARIES):
+            continue
+        events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
+        overridden = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]
+        if overridden:
+            notes.append(f"callback {kind.__name__} is not called ({', '.join(overridden)})")
+    trainer.callback_handler.callbacks = [DefaultFlowCallback(), *own]
+    return notes
+
+
+def _weights(device_type: str) -> list[torch.Tensor]:
+    """Parameters with their scales, and buffers, of all modules that there are, teachers and reference models too.
+    What is real, on the host, becomes part of the traced training: buffers, and where that is on the host parameters
+    too."""
+    found: list[torch.Tensor] = []
+    for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and type(buffer) is torch.Tensor and is_traced():
+                module._buffers[name] = made_here(buffer)
+        for parameter in module._parameters.values():
+            if type(parameter) is torch.nn.Parameter and is_traced() and device_type == "cpu":
+                become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
+        parameters = [each for each in module._parameters.values() if each is not None]
+        scales = [each for parameter in parameters for each in carried_by(parameter)]
+        found += [*parameters, *scales, *(each for each in module._buffers.values() if each is not None)]
+    return found
+
+
+def _read_back(trainer: Any, asked: dict[str, Any], tracer: StorageTracer) -> None:
+    """A checkpoint is read as a training does that is resumed, or keeps its best model: by transformers itself, from
+    what the traced training has saved (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
+    if not asked["resume_from_checkpoint"] and not asked["load_best_model_at_end"]:
+        return
+    folder = trainer.args.output_dir
+    if get_last_checkpoint(folder) is None:
+        trainer._save_checkpoint(trainer.model, trial=None)
+        tracer.ended("save")
+    checkpoint = get_last_checkpoint(folder)
+    if asked["resume_from_checkpoint"]:
+        trainer.accelerator.free_memory()
+        trainer.optimizer = trainer.lr_scheduler = trainer.callback_handler.optimizer = None
+        trainer.callback_handler.lr_scheduler = None
+        tracer.ended(tracer.trace.marks[-1][1])
+        trainer._load_from_checkpoint(checkpoint)
+        trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
+        trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
+        trainer._load_optimizer_and_scheduler(checkpoint)
+        tracer.ended("resume")
+    if asked["load_best_model_at_end"]:
+        trainer.state.best_model_checkpoint = checkpoint
+        trainer._load_best_model()
+        tracer.ended("best_model")

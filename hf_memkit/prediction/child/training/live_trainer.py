@@ -1,0 +1,103 @@
+"""A Trainer of another process, trained here as a script would train it.
+
+In: a file of `live_objects.py`: a Trainer, or what one is made of. Runs as a script does, up to
+`train()` (`script.py`).
+
+    python -m hf_memkit.prediction.child.training.live_trainer FILE
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import Trainer, TrainingArguments
+
+from hf_memkit.catalog import library_versions
+from hf_memkit.common.errors import InputError, Unmodelled
+from hf_memkit.prediction.child.example_inputs import Rows, example, pads, shortened
+from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
+from hf_memkit.prediction.live_objects import ON_HOST, PREPARED, TrainerParts, read_objects
+from hf_memkit.setup.setup import Setup
+
+
+def ready_trainer(path: Path) -> Any:
+    """The Trainer that a file holds, on the GPU of this process.
+
+    Raises:
+        InputError: what should make a model makes something else.
+    """
+    given = read_objects(path)
+    return _made(given) if isinstance(given, TrainerParts) else _restored(given)
+
+
+def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
+    if arguments.fsdp:
+        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
+    return arguments
+
+
+def _restored(trainer: Any) -> Any:
+    """What the Trainer did when it was made, and what depends on the device (transformers 5.23.0: trainer.py,
+    `Trainer.__init__`)."""
+    accumulation = trainer.args.accelerator_config.gradient_accumulation_kwargs
+    if accumulation:  # it was put there when the first accelerator was made
+        accumulation.pop("num_steps", None)
+    device = _without_fsdp(trainer.args).device  # found out here, which ends all accelerators that there are
+    trainer.create_accelerator_and_postprocess()
+    on_host = vars(trainer).pop(ON_HOST)
+    for module in {id(each): each for each in vars(trainer).values() if isinstance(each, nn.Module)}.values():
+        if on_host:
+            _move(module, device)
+        if vars(module).pop(PREPARED, False) and module is not trainer.model:
+            trainer.accelerator.prepare_model(module, evaluation_mode=True)
+    return trainer
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """`Module.to`: transformers' own refuses some quantised models, and torchao's tensors would move what they hold
+    where no fake mode sees it."""
+    for each in module.modules():
+        for key, parameter in each._parameters.items():
+            if parameter is not None and is_traceable_wrapper_subclass(parameter):
+                names, context = parameter.__tensor_flatten__()
+                inner = {name: getattr(parameter, name).to(device) for name in names}
+                moved = parameter.__tensor_unflatten__(inner, context, parameter.shape, parameter.stride())
+                each._parameters[key] = nn.Parameter(moved, parameter.requires_grad)
+    nn.Module.to(module, device)
+
+
+def _made(parts: TrainerParts) -> Any:
+    model = parts.model if isinstance(parts.model, nn.Module) else parts.model()
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: must make an nn.Module; it made a {type(model).__name__}")
+    kind = parts.kind or Trainer
+    arguments = parts.arguments
+    if isinstance(arguments, Setup):
+        own = {"output_dir": tempfile.gettempdir(), "report_to": [], **generation_config(arguments)}
+        options = library_versions.to_installed_arguments({**arguments.arguments, **own})
+        arguments = (arguments_class(arguments, kind) or TrainingArguments)(**options)
+    rows = parts.rows if parts.rows is not None else _rows(model, arguments, parts.length or 1)
+    options = dict(parts.options)
+    if generates(arguments, kind):  # which it does for the sake of metrics alone
+        options.setdefault("compute_metrics", lambda prediction: {})
+    return kind(model=model, args=_without_fsdp(arguments), train_dataset=rows, eval_dataset=rows, **options)
+
+
+def _rows(model: Any, arguments: TrainingArguments, length: int) -> Rows:
+    """Rows of a model of transformers."""
+    grouped = str(getattr(arguments, "train_sampling_strategy", "")) == "group_by_length"
+    setup = Setup(preset="live")
+    padded = pads(setup.put("arguments.train_sampling_strategy", "group_by_length", "") if grouped else setup, model)
+    row = example(model, length, with_mask=padded)
+    size = max(arguments.train_batch_size, arguments.eval_batch_size)
+    return Rows(row, 4 * size, shortened(model, row) if padded else None, size)
+
+
+if __name__ == "__main__":
+    ready_trainer(Path(sys.argv[1])).train()

@@ -1,0 +1,238 @@
+"""Tells the tracer where the training is: phase, module, what comes between the decoder and the loss, whose tensors
+are whose. In: Trainer's events, hooks on the model. Out: calls of the tracer.
+
+Phases are those of the memory report, from the same `PhaseTracker`, so that predicted and measured phases are the same
+stretches of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from transformers import GenerationMixin, TrainerCallback
+
+from hf_memkit.common.terms import Category, Phase
+from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+from hf_memkit.measuring.memory.holdings import carried_by
+from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
+from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
+from hf_memkit.measuring.memory.phases import PhaseTracker
+from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+
+_WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
+"""Parts of a step without gradients, which interrupt another phase."""
+
+_DEFAULT: Mapping[Phase, Category] = {
+    "generate": "activations",
+    "log_probabilities": "activations",
+    "forward": "activations",
+    "backward": "activations",
+    "optimizer": "optimizer",
+    "evaluate": "activations",
+}
+"""What is made in a phase, where nothing else names it: the optimizer's temporaries count with its states."""
+
+
+class TrainingWatch(TrainerCallback):  # type: ignore[misc]
+    """One training, from `on_train_begin` to its end; `model` is the root module that Trainer calls."""
+
+    def __init__(self, tracer: StorageTracer) -> None:
+        self._tracer = tracer
+        self._phases = PhaseTracker(self._on_boundary)
+        self._guard = ErrorBarrier()
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._outside_step: list[Category] = []
+        self._passes: list[contextlib.ExitStack] = []
+        self._generates = False
+        self.optimizer_steps = 0
+        self._hooks: HookSet | None = None
+
+    # ---- Trainer's events ----
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._label_weights(model)
+        self._names = {id(module): name for name, module in model.named_modules()}
+        hooks = self._hooks = HookSet(model, self._guard)
+        self._phases.attach(model, hooks)
+        model.register_forward_pre_hook(self._root_begins, with_kwargs=True)
+        # For all modules at once: some functions take another way where a module has hooks of its own (chunked_loss).
+        register_module_forward_pre_hook(self._enter)
+        register_module_forward_hook(self._leave, always_call=True)
+        register_optimizer_step_pre_hook(self._step_begins)
+        register_optimizer_step_post_hook(self._step_ends)
+        decoder = decoder_of(model)
+        if decoder is not None and decoder is not model:
+            decoder.register_forward_hook(self._decoder_ends)
+        elif (head := output_embedding(model)) is not None:
+            head.register_forward_pre_hook(self._head_begins)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._gradient_arrived)
+        self._phases.train_begin()
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.step_begin()
+
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.substep_end()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.pre_optimizer_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.optimizer_steps += 1
+        for each in optimizer_states(innermost(optimizer)):
+            self._tracer.label(tensors_in(each), "optimizer")
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.step_end()
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.prediction_step()
+        self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch is through
+
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.evaluate_end()
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.save_end()
+
+    # ---- parts of a step that no event tells of ----
+
+    def watch_parts(self, trainer: Any) -> None:
+        """Names what TRL's Trainers do in a step without gradients: answers are generated, by the model or a vLLM
+        (1.16: grpo_trainer.py and others, `_generate_single_turn`); log-probabilities are computed by a reference
+        model, or by the model itself, as it was or without its adapter."""
+        for owner, name in ((trainer, "_generate_single_turn"), (GenerationMixin, "generate")):
+            if hasattr(owner, name):
+                setattr(owner, name, self._generating(getattr(owner, name)))
+        if hasattr(trainer, "ref_model"):
+            for model in {id(each): each for each in (trainer.model, trainer.ref_model) if each is not None}.values():
+                model.register_forward_pre_hook(self._pass_begins)
+                model.register_forward_hook(self._pass_ends, always_call=True)
+
+    def _generating(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def generates(*args: Any, **kwargs: Any) -> Any:
+            with self._within("generate"):
+                return function(*args, **kwargs)
+
+        return generates
+
+    @contextlib.contextmanager
+    def _within(self, phase: Phase) -> Iterator[None]:
+        """What is made within it belongs to `phase`, if it is in a step, and in no such part already."""
+        outer, default = self.phase, self._tracer.default
+        if not self._phases.in_step or outer in _WITHIN:
+            yield
+            return
+        self._phases.move_to(phase)
+        try:
+            yield
+        finally:
+            self._phases.move_to(outer)
+            self._tracer.default = default
+
+    def _pass_begins(self, *_: Any) -> None:
+        self._passes.append(contextlib.ExitStack())
+        if not torch.is_grad_enabled():
+            self._passes[-1].enter_context(self._within("log_probabilities"))
+
+    def _pass_ends(self, *_: Any) -> None:
+        self._passes.pop().close()
+
+    def end(self) -> None:
+        """Says no more of phases."""
+        if self._hooks is not None:
+            self._hooks.remove()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phases.phase
+
+    # ---- hooks ----
+
+    def _on_boundary(self, ended: Phase) -> None:
+        self._tracer.ended(ended)
+        phase = self._phases.phase
+        if not (ended == "forward" and phase == "backward"):  # the loss goes on until its gradient is through
+            self._tracer.default = _DEFAULT.get(phase, "other")
+        if phase not in ("forward", "backward", "evaluate", *_WITHIN):
+            self._tracer.module = ""
+
+    def _root_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._tracer.default = "activations"
+        self._generates = kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._stack.append(self._names.get(id(module), self._tracer.module))
+        self._tracer.module = self._stack[-1]
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        name = self._stack.pop() if self._stack else ""
+        self._tracer.module = self._stack[-1] if self._stack else ""
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _, name=name: self._backward_enters(name))  # type: ignore[no-untyped-call]
+
+    def _backward_enters(self, name: str) -> None:
+        if not self._stack:  # inside a recomputation the forward's own names are right
+            self._tracer.module = name
+
+    def _decoder_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        hidden = next(tensors_in(getattr(output, "last_hidden_state", output)), None)
+        self._loss_begins(hidden)
+
+    def _head_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._loss_begins(next(tensors_in(args), None))
+
+    def _loss_begins(self, hidden: torch.Tensor | None) -> None:
+        if self._generates:  # what comes next is the choice of a token
+            return
+        self._tracer.default = "loss"
+        if hidden is not None and hidden.requires_grad:
+            hidden.register_hook(self._loss_is_through)  # type: ignore[no-untyped-call]
+
+    def _loss_is_through(self, gradient: torch.Tensor) -> None:
+        self._tracer.default = "activations"
+
+    def _gradient_arrived(self, parameter: torch.Tensor) -> None:
+        self._tracer.label([parameter.grad], "gradients")
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer may step in the middle of backward, parameter by parameter."""
+        self._outside_step.append(self._tracer.default)
+        self._tracer.default = "optimizer"
+
+    def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._tracer.default = self._outside_step.pop()
+
+    def _label_weights(self, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            self._tracer.label((parameter, *carried_by(parameter)), "weights")
+        self._tracer.label(model.buffers(), "weights")
+
+
+def optimizer_states(optimizer: Any) -> list[Any]:
+    """The states of an optimizer, of those that it stands for (Trainer's layer-wise dummy), and what AdaLomo keeps in
+    dictionaries of its own."""
+    parts = getattr(optimizer, "optimizer_dict", None) or {}
+    own = [value for name, value in vars(optimizer).items() if name.startswith("exp_avg") and isinstance(value, dict)]
+    return [*states_of(optimizer), *(state for part in parts.values() for state in states_of(part)), *own]
+
+
+def decoder_of(model: Any) -> nn.Module | None:
+    """The model without its head, under PEFT's wrapper too; None where transformers keeps it in several parts."""
+    unwrapped = base_model(model)
+    found = getattr(unwrapped, getattr(unwrapped, "base_model_prefix", "") or "-", None)
+    return found if isinstance(found, nn.Module) else None

@@ -1,0 +1,100 @@
+"""The Trainer of a setup, made as a script would make it, with rows that mean nothing.
+
+In: a file with a `SetupTraining` (`prediction/setup_as_script.py`).
+
+    python -m hf_memkit.prediction.child.training.setup_trainer FILE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import default_data_collator
+
+from hf_memkit.prediction.child.example_inputs import Behind, Rows, example, pads, shortened
+from hf_memkit.prediction.child.libraries.library_rules import traceable
+from hf_memkit.prediction.child.libraries.setup_model import build_fake_model
+from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
+from hf_memkit.prediction.child.trainer_kinds.sft import as_dataset, is_sft, sft_rows, tokenizer
+from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.setup.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
+from hf_memkit.setup.setup import Setup
+
+_USUAL_BATCHES: Final = 9
+"""Beside one of the worst: the median is one of them."""
+
+
+def setup_trainer(training: SetupTraining) -> Any:
+    """The Trainer of the setup, before `train()`."""
+    setup = traceable(training.setup)
+    kind = trainer_class(setup)
+    own = {
+        "output_dir": tempfile.gettempdir(), "report_to": [], "push_to_hub": False, "hub_model_id": None,
+        "train_sampling_strategy": "sequential", **generation_config(setup), **prepared_rows(setup),
+    }  # fmt: skip
+    if not torch.cuda.is_available():  # fake tensors on the CPU, which are to show the sizes
+        own |= {"use_cpu": True, "tf32": None, "fp16": False}
+    arguments = build_arguments(setup, own, arguments_class(setup, kind))
+    model = build_fake_model(setup, trust_remote_code=training.trust_remote_code)
+    make = rows_for(training, setup, model)
+    size = arguments.train_batch_size
+    rows: Rows | Behind = make(size, max(training.rows, size * arguments.gradient_accumulation_steps))
+    if training.usual is not None:
+        usual = rows_for(training, training.usual, model, training.usual.sequence_length)
+        rows = Behind(make(size, size), usual(size, size * _USUAL_BATCHES))
+    evaluates = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no"
+    size = arguments.eval_batch_size
+    evaluated = make(size, size * training.evaluation_batches) if evaluates else None
+    options = trainer_options(setup, model=model, arguments=arguments)
+    collator = options.pop("data_collator", None)
+    # Nothing is computed of the predictions, but they are kept; an evaluation generates only where there is something.
+    if training.metrics or options.get("compute_metrics") or generates(arguments, kind):
+        options["compute_metrics"] = lambda prediction, compute_result=True: {}
+    if is_sft(setup):
+        options |= {"processing_class": tokenizer(), "eval_dataset": as_dataset(evaluated) if evaluated else None}
+        trainer = kind(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
+    else:
+        options["data_collator"] = collator or _as_the_weights(model)
+        trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated, **options)
+    if is_sft(setup) or "data.task" in setup:  # as a recipe's run does it
+        after_making(setup, trainer)
+    return trainer
+
+
+def rows_for(
+    training: SetupTraining, setup: Setup, model: Any, length: int | None = None
+) -> Callable[[int, int], Rows]:
+    """Makes the data set of a batch size and a number of rows: of a padded batch the first row is the longest.
+    `length`: tokens; None: the training's."""
+    padded = training.padded if training.padded is not None else pads(setup, model)
+    row = example(model, length or training.sequence_length, with_mask=padded)
+    if "data.target_length" in setup:  # of text pairs
+        row["labels"] = row["labels"][:1] * int(setup["data.target_length"])
+    if is_sft(setup):
+        return lambda batch_size, count: sft_rows(setup, row, batch_size, count)
+    shorter = shortened(model, row) if padded else None
+    return lambda batch_size, count: Rows(row, count, shorter, batch_size)
+
+
+def _as_the_weights(model: Any) -> Any:
+    """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that.
+    (`hf_memkit/components/image_batches.py`, `speech_batches.py`.)"""
+    name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
+
+    def collate(samples: Any) -> Any:
+        batch = default_data_collator(samples)
+        if name in batch and dtype is not None and dtype.itemsize == 2 and batch[name].is_floating_point():
+            batch[name] = batch[name].to(dtype)
+        return batch
+
+    return collate
+
+
+if __name__ == "__main__":
+    setup_trainer(SetupTraining.from_json(json.loads(Path(sys.argv[1]).read_text()))).train()

@@ -1,0 +1,230 @@
+"""The command that starts a training, as it is typed: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`,
+`python …`, and the commands of front ends: `trl sft …`, `llamafactory-cli train …`, `axolotl train …`, `swift sft …`.
+
+```
+words ──> the launcher's own parser, in the Python that trains ──> Launched: the script, GPUs, machines, variables
+```
+Launchers decide how many processes train, and by environment variables which engine and precision they train with.
+Nothing is started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.common import boot
+from hf_memkit.common.errors import InputError, TraceFailed
+from hf_memkit.common.user_script import UserScript
+
+if TYPE_CHECKING:
+    from hf_memkit.prediction.trace.request import ReadCommand
+
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+_MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
+"""The option of launchers, and its abbreviations."""
+
+_PYTHON: Final = re.compile(r"python[\d.]*$")
+_LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
+_SLURM: Final = "srun"
+"""Starts the same command on several machines. What the command says of machines and GPUs counts."""
+FRONT_ENDS: Final = {
+    "trl": "trl sft …", "llamafactory-cli": "llamafactory-cli train CONFIG", "lmf": "lmf train CONFIG",
+    "axolotl": "axolotl train CONFIG", "swift": "swift sft …",
+}  # fmt: skip
+"""Commands that start a launcher themselves, or train at once → how such a command is written."""
+
+_LIMIT_S: Final = 120.0
+
+
+_ENGINES: Final = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor, context or sequence parallelism",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last: beside it there may be parallelism
+}
+"""By which `accelerate launch` has each process choose an engine (accelerate 1.15.0: utils/launch.py)."""
+
+
+def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """(the variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`; the engine);
+    None: it chooses none."""
+    for name, engine in _ENGINES.items():
+        if is_on(environment.get(name)):
+            return f"{name}={environment[name]}", engine
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a command starts.
+
+    Attributes:
+        script: which each process runs.
+        gpus: processes on each machine, one a GPU; None: as many as the machine has GPUs.
+        nodes: machines.
+        environment: variables that the command sets.
+        before: the launcher with its options, up to the word that `script` stands for; without `-m`.
+        is_launcher: whether it starts processes; False: it is Python alone.
+        front_end: the front end's command that was typed, such as `"axolotl"`; empty: none.
+        typed: of a front end, its command as it was typed.
+    """
+
+    script: UserScript
+    gpus: int | None = 1
+    nodes: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+    is_launcher: bool = True
+    front_end: str = ""
+    typed: tuple[str, ...] = ()
+
+    def with_script(self, script: UserScript) -> list[str]:
+        """The same command for another script, with that script's arguments."""
+        words = (word for word in self.before if not _ASSIGNMENT.match(word) and is_command(word))
+        launcher = next(word for word in words if word not in ("env", _SLURM))
+        flag = "--module" if Path(launcher).name == "deepspeed" else "-m"
+        return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
+
+    def sizes(self, gpus: int | None, nodes: int) -> tuple[int, int]:
+        """(GPUs on each machine, machines), where `--gpus` and `--nodes` are also given; None, 1: they are not.
+
+        Raises:
+            InputError: the command says another number.
+        """
+        for option, given, own in (("--gpus", gpus, self.gpus), ("--nodes", nodes if nodes > 1 else None, self.nodes)):
+            if given is not None and own is not None and given != own:
+                raise InputError(f"{option} {given}: the command starts {own}; omit {option}, or change the command")
+        return self.gpus or gpus or 1, max(nodes, self.nodes)
+
+
+def is_command(word: str) -> bool:
+    """Whether the word, where a script is expected, begins a command."""
+    name = Path(word).name
+    known = name in ("env", _SLURM, *_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
+    return _ASSIGNMENT.match(word) is not None or (known and not word.endswith(".py"))
+
+
+def read_command(
+    words: Sequence[str], environment: Mapping[str, str] | None = None, *, gpus: int | None = None
+) -> Launched:
+    """What a command starts.
+
+    Args:
+        words: the command, with assignments (`NAME=VALUE`) before it.
+        environment: the variables that it is started with; None: this process's.
+        gpus: how many a front end finds on each machine; None: those of this one.
+
+    Raises:
+        InputError: no script is in it, or its launcher refuses it.
+    """
+    own: dict[str, str] = {}
+    rest = list(words[1:] if words[:1] and words[0] == "env" else words)
+    while rest and _ASSIGNMENT.match(rest[0]):
+        name, _, own_value = rest.pop(0).partition("=")
+        own[name] = own_value
+    assigned = ("env", *(f"{name}={value}" for name, value in own.items())) if own else ()
+    if rest[:1] == [_SLURM]:
+        at = next((at for at, word in enumerate(rest) if at and is_command(word)), len(rest))
+        assigned, rest = (*assigned, *rest[:at]), rest[at:]
+        if not rest:
+            raise InputError(f"{' '.join(words)}: srun without a launcher; write srun accelerate launch, or torchrun")
+    name = Path(rest[0]).name if rest else ""
+    if _PYTHON.match(name):
+        before, script = _of_python(rest)
+        if script.target not in ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch"):
+            return Launched(script, environment=own, before=(*assigned, *before), is_launcher=False)
+        rest = [*before, "-m", script.target, *script.arguments]
+    elif name not in (*_LAUNCHERS, *FRONT_ENDS):
+        raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
+    variables = {**(os.environ if environment is None else environment), **own}
+    found = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
+    if found.error:
+        raise InputError(f"{' '.join(rest[:2])}: {found.error}{_instead(name, rest[1:2], found.error)}")
+    rest, script = list(found.command) or rest, found.script
+    if not script.is_module:
+        UserScript.found(script.target)
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    each = len(visible.split(",")) if found.gpus is None and visible else found.gpus
+    before = rest[: found.at]
+    if script.is_module:
+        del before[max(at for at, word in enumerate(before) if _MODULE.fullmatch(word))]
+    return Launched(
+        script, each, found.nodes, {**own, **found.environment}, (*assigned, *before),
+        is_launcher=found.is_launcher, front_end=name if name in FRONT_ENDS else "",
+        typed=tuple(words) if name in FRONT_ENDS else (),
+    )  # fmt: skip
+
+
+def _instead(name: str, verb: list[str], error: str) -> str:
+    """How a front end's training is written, where its command is none."""
+    example = FRONT_ENDS.get(name, "")
+    is_none = verb != example.split()[1:2] and (name != "trl" or error == "starts no training")
+    return f"; write {example} for a training" if example and is_none else ""
+
+
+def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadCommand:
+    """In the process that will trace the script, which has accelerate and torch loaded."""
+    from hf_memkit.prediction.trace.request import ReadCommand
+    from hf_memkit.prediction.worker import lent_worker
+
+    try:
+        with lent_worker(None) as worker:
+            return worker.read(words, environment)
+    except TraceFailed as failure:
+        return ReadCommand(error=str(failure))
+
+
+def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> ReadCommand:
+    """In a process of its own: it imports what it likes."""
+    from hf_memkit.prediction import wire
+    from hf_memkit.prediction.trace.request import ReadCommand
+
+    module, hidden = "hf_memkit.prediction.child.script.read_launch", {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
+    try:
+        ran = subprocess.run(
+            boot.command("-m", module, "--gpus", str(gpus or 0), *words), env={**environment, **hidden},
+            capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ReadCommand(
+            error=f"its options were not read within {_LIMIT_S:.0f} s; try again, or give the script alone"
+        )
+    answers = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode == 0 and answers:
+        return wire.read(ReadCommand, answers[-1])
+    lines = [line for line in ran.stderr.splitlines() if line.strip()]
+    why = lines[-1].rpartition("error: ")[2] if lines else f"its parser ended: exit code {ran.returncode}"
+    return ReadCommand(error=why)
+
+
+def _of_python(words: list[str]) -> tuple[list[str], UserScript]:
+    """(the words before the script, or before `-m`; the script).
+
+    Raises:
+        InputError: there is none.
+    """
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        flags, is_module, name = words[at][1:].partition("m")
+        if words[at][:2] in ("-W", "-X"):  # with a value
+            at += 1 if len(words[at]) > 2 else 2
+            continue
+        if words[at] == "-" or (not words[at].startswith("--") and "c" in flags):
+            break
+        if is_module and not words[at].startswith("--"):
+            rest = words[at + 1 :] if name else words[at + 2 :]
+            if not name and at + 1 >= len(words):
+                break
+            before = [*words[:at], *([f"-{flags}"] if flags else [])]
+            return before, UserScript(name or words[at + 1], True, tuple(rest))
+        at += 1
+    if at >= len(words) or words[at].startswith("-"):
+        raise InputError(f"{' '.join(words)}: no script in this command; write python train.py or python -m MODULE")
+    return words[:at], UserScript.found(words[at], words[at + 1 :])

@@ -1,0 +1,236 @@
+"""How long a GPU takes for one operation: the longer of computing and moving bytes, and the start of a kernel.
+
+```
+seconds = max(FLOPs / rate of the type, bytes / bandwidth) + kernels × 2 µs
+```
+
+Products are cut into tiles, one a multiprocessor; what does not fill the last tile or the last round of tiles is lost
+(`_rounds`). Nothing here was fitted to the trainings that it is judged with (benchmarks/plan_speed.py), but for what
+says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from hf_memkit.catalog.rates import GpuRates
+from hf_memkit.prediction.trace.work import Operation
+
+_KERNEL_S: Final = 2e-6
+"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it counts where kernels
+take less than 50 µs."""
+
+_ROUND_TRIP_S: Final = 10e-6
+"""A copy between host and GPU at the least; assumed."""
+
+_TILES: Final = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
+"""Rows, columns, and the share of the rate that a multiprocessor reaches with such a tile: smaller ones load more for
+each product. NVIDIA's "Matrix Multiplication Background" has the sizes that cuBLAS uses, and that order; the shares
+follow from bytes loaded per product and are assumed."""
+
+_SPLITS: Final = (1, 2, 4, 8, 16, 32)
+"""Into how many parts the summed dimension may be cut, so that more multiprocessors work (cuBLAS's split-K); each part
+is a result in fp32, to be added."""
+
+_TILE_START_S: Final = 1e-6
+"""Until a multiprocessor computes at its rate in a new tile: a first load from memory takes about half a microsecond
+(RRZE-HPC/gpu-benches, gpu-latency), and a few of them fill its pipeline. Then, and while it writes the finished tile
+out, it computes nothing: the rate is that of a long sum, a short one loses a share (CUTLASS, "Efficient GEMM": main
+loop and epilogue). Hopper's kernels and later ones do both beside the next tile's main loop (there, "Warp
+Specialization", persistent kernels)."""
+
+_LEAST_SPLIT: Final = 256
+"""Of the summed dimension, in one part."""
+
+_ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
+    "flash": (0.6, 0.5),
+    "cudnn": (0.55, 0.45),
+    "efficient": (0.4, 0.3),
+}
+"""Shares of the data sheet's rate that fused attention reaches in 16 bits, forward and backward. FlashAttention-2 on
+an A100: "50-73% of the theoretical maximum" (Dao 2023, arXiv 2307.08691, abstract), the upper end at long rows without
+a causal mask; a fifth less than the upper end is taken, for short rows and the mask. cuDNN's, which torch takes on
+Hopper, lies between FlashAttention-2 and 3 there (35 and 75 %: Shah et al. 2024, arXiv 2407.08608) with heads of 128.
+Memory-efficient attention: two thirds of flash's, assumed."""
+
+_SMALL_HEADS: Final = (0.7, 0.67)
+"""Of cuDNN's rate with heads of 128, what it reaches with heads of 64. Measured on an H200 (2048 tokens, causal; 1500
+without a mask): 0.38 and 0.30 of the data sheet's rate."""
+
+_ROWS_OF_A_TILE: Final = 128
+"""cuDNN computes whole tiles: 197 rows cost what 256 do. Measured on an H200 (ViT)."""
+
+_DROPOUT: Final[Mapping[str, tuple[float, float]]] = {"cudnn": (0.3, 0.6), "efficient": (0.4, 0.55)}
+"""What attention keeps of its rate with dropout, which draws a number for each score. Measured on an H200 (GPT-2, BERT
+and T5, dropout 0.1; torch 2.11); T5's has a bias, too."""
+
+_EFFICIENT_ON_HOPPER: Final = (0.13, 0.1)
+"""Memory-efficient attention has Ampere's instructions: an A100's share, of Hopper's data sheet."""
+
+_UNALIGNED: Final[Mapping[bool, Mapping[int, float]]] = {
+    True: {8: 1.0, 4: 0.3, 2: 0.33, 1: 0.155},
+    False: {8: 1.0, 4: 0.9, 2: 0.9, 1: 0.7},
+}
+"""What a 16-bit product keeps of its rate, by the alignment of its rows; first on Hopper, whose instructions read 16
+bytes at once: cuBLAS takes Ampere's kernels there, and Turing's for odd rows. Measured on an H200: the logits of 50257
+words (GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower
+(m87-labs/kestrel#143). Others: 107 to 115 TFLOP/s instead of 156 on an RTX 4090 (pytorch/pytorch#181718), odd rows;
+2 and 4 elements assumed."""
+
+_PASSES: Final[Mapping[str, float]] = {
+    "native_layer_norm_backward": 2.3, "_fused_rms_norm_backward": 2.3, "native_layer_norm": 1.5,
+    "_fused_rms_norm": 1.5, "sum": 2.0, "_log_softmax": 1.75, "_log_softmax_backward_data": 1.3, "_to_copy": 1.2,
+    "copy_": 1.2, "clone": 1.2,
+}  # fmt: skip
+"""How often the time of its bytes an operation takes that reads rows twice, adds up columns, or changes a type.
+Measured on an H200 (GPT-2, BERT, T5, Llama, Whisper, ViT; torch 2.11): 2.2 to 2.7, 1.4 to 1.8, 1.5 to 2.6, 1.7, 1.3,
+1.1 to 1.5. RMS norms: as layer norms, assumed."""
+
+_BLOCKWISE_S: Final = 3.6e-9
+"""Of one multiprocessor to update a parameter whose moments are held in 8 bits, which it looks up in a table of 256
+values. Measured on an H200: 42 ms for 1.56 billion (bitsandbytes 0.50, AdamW)."""
+
+_FLASH_ON_HOPPER: Final = (0.35, 0.3)
+"""FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
+
+_FLASH_ON_CUDA_CORES: Final = (0.6, 0.5)
+"""In fp32 without tensor cores it is bound like products are; assumed."""
+
+_INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    "tf32": ("float32",),
+    "bfloat16": ("float32",),
+    "float16": ("float32",),
+    "int8": ("float16", "float32"),
+    "float8_e4m3fn": ("bfloat16", "float32"),
+    "float8_e5m2": ("bfloat16", "float32"),
+}
+"""In which type a GPU without units for a type computes: before Ampere, PyTorch emulates bf16 (torch 2.13:
+cuda/__init__.py, `is_bf16_supported(including_emulation=True)`) and products run on the CUDA cores in fp32; TF32 is
+plain fp32 there."""
+
+_SIXTEEN_BITS: Final = ("bfloat16", "float16")
+
+_L2_BYTES: Final[Mapping[float, float]] = {8.0: 40e6, 8.9: 48e6, 9.0: 50e6, 10.0: 120e6, 12.0: 64e6}
+"""By compute capability (NVIDIA's white papers on each architecture; of Ada and consumers' Blackwell the GPUs differ
+from 24 to 128 MB). Others have 6 MB or less."""
+
+_L2_TIMES: Final = 2.0
+"""How much faster than the GPU's memory it is, where one operation finds what the one before has written: A100's reads
+at 5120 bytes a clock, more than three times as fast (white paper), but not all is found there."""
+
+_FLOAT64_SHARE: Final = 1 / 32
+"""Of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumers'."""
+
+
+def computes_as(dtype: str, rates: GpuRates) -> str:
+    """The type whose rate holds for products in `dtype` on this GPU."""
+    if dtype in rates.achievable_tflops:
+        return dtype
+    return next((each for each in _INSTEAD.get(dtype, ()) if each in rates.achievable_tflops), "float32")
+
+
+def product_tflops(dtype: str, rates: GpuRates) -> float:
+    """What large products in `dtype` reach. bf16 and fp16 run on the same units at the same rate: of two measurements
+    the lower one holds, because some figures are the best of hundreds of shapes (MAMF), others of a few squares."""
+    of = computes_as(dtype, rates)
+    same = _SIXTEEN_BITS if of in _SIXTEEN_BITS else (of,)
+    return min(rates.achievable_tflops[each].value for each in same if each in rates.achievable_tflops)
+
+
+class OperationSeconds:
+    """How long one GPU takes for operations.
+
+    Args:
+        rates: its row in `gpu_rates.RATES`.
+        capability: its compute capability, such as 9.0.
+    """
+
+    def __init__(self, rates: GpuRates, capability: float) -> None:
+        self._rates = rates
+        self._hopper = 9.0 <= capability < 12.0  # and data centers' Blackwell; others' has Ampere's instructions
+        self._l2_bytes = _L2_BYTES.get(capability, 6e6)
+        self._bytes_per_s = 1e9 * rates.achievable_memory_gb_per_s.value
+        self._pcie = 1e9 * rates.pcie_gb_per_s.value
+        self._multiprocessors = int(rates.multiprocessors.value)
+
+    def of(self, operation: Operation) -> float:
+        """Of one call, from the moment when the GPU begins with it."""
+        if operation.kind == "transfer":
+            seconds = operation.moved_bytes / self._pcie + _ROUND_TRIP_S
+        else:
+            moving = operation.moved_bytes / self._bytes_per_s
+            if operation.moved_bytes < self._l2_bytes / 2:  # what comes next finds it there, too
+                moving /= _L2_TIMES
+            moving *= _PASSES.get(operation.name.removeprefix("aten.").split(".")[0], 1.0)
+            if operation.kind == "matmul":
+                computing = self._product(operation)
+            elif operation.kind == "attention":
+                computing = self._attention(operation)
+            elif "8bit_blockwise" in operation.name:
+                computing = _BLOCKWISE_S * operation.flops / self._multiprocessors
+            else:
+                computing = operation.flops / self._rate("float32") if operation.flops else 0.0
+            seconds = max(computing, moving) + _KERNEL_S * operation.launches
+        return seconds
+
+    def _rate(self, dtype: str) -> float:
+        if dtype.startswith(("float64", "complex")):
+            return _FLOAT64_SHARE * self._rate("float32")
+        return 1e12 * product_tflops(dtype, self._rates)
+
+    def _product(self, operation: Operation) -> float:
+        rate = self._rate(operation.dtype)
+        if operation.dtype in _SIXTEEN_BITS:
+            rate *= _UNALIGNED[self._hopper][operation.alignment]
+        if len(operation.shape) != 4 or not all(operation.shape):
+            return operation.flops / rate
+        each = rate / self._multiprocessors
+        written = 2 if operation.dtype in _SIXTEEN_BITS else 4
+        computed, exact = min(self._tiled(operation.shape, each, written)), 2 * math.prod(operation.shape) / rate
+        # Of convolutions, whose shape is that of one of several products, the shape tells the share that is lost.
+        return operation.flops / rate * computed / exact if exact else 0.0
+
+    def _tiled(self, shape: tuple[int, ...], each: float, element_bytes: int) -> list[float]:
+        """Seconds with each tile and each split, at `each` FLOP/s of a multiprocessor."""
+        batch, m, n, k = shape
+        found = []
+        for rows, columns, share in _TILES:
+            for high, wide in {(rows, columns), (columns, rows)}:
+                tiles = batch * -(-m // high) * -(-n // wide)
+                for split in _SPLITS:
+                    if split > 1 and k < split * _LEAST_SPLIT:
+                        break
+                    of_a_tile = 2 * high * wide * -(-k // split) / (each * share)
+                    if not self._hopper:
+                        at_once = min(tiles * split, self._multiprocessors) * high * wide * element_bytes
+                        of_a_tile += _TILE_START_S + at_once / (_L2_TIMES * self._bytes_per_s)
+                    added = 2 * 4 * batch * m * n * split / self._bytes_per_s if split > 1 else 0.0
+                    found.append(_rounds(tiles * split, self._multiprocessors) * of_a_tile + added)
+        return found
+
+    def _attention(self, operation: Operation) -> float:
+        backward = "backward" in operation.name
+        kernel = next((name for name in _ATTENTION if name in operation.name), "flash")
+        if computes_as(operation.dtype, self._rates) in ("float32", "tf32"):
+            share, dtype = _FLASH_ON_CUDA_CORES[backward], "float32"
+            return operation.flops / (share * self._rate(dtype))
+        share = _ATTENTION[kernel][backward]
+        flops = float(operation.flops)
+        if self._hopper and kernel != "cudnn":
+            share = (_FLASH_ON_HOPPER if kernel == "flash" else _EFFICIENT_ON_HOPPER)[backward]
+        if kernel == "cudnn":
+            _, rows, columns, size = operation.shape
+            share *= _SMALL_HEADS[backward] if size < 128 else 1.0
+            for length in (rows, columns):
+                flops *= -(-length // _ROWS_OF_A_TILE) * _ROWS_OF_A_TILE / length
+        if operation.name.endswith("(dropout)") and kernel in _DROPOUT:
+            share *= _DROPOUT[kernel][backward]
+        dense = 1e12 * self._rates.dense_tflops[computes_as(operation.dtype, self._rates)].value
+        return flops / (share * dense)
+
+
+def _rounds(tiles: int, multiprocessors: int) -> float:
+    """How often each multiprocessor computes a tile."""
+    return float(-(-tiles // multiprocessors))

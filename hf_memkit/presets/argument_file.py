@@ -1,0 +1,162 @@
+"""A setup as the file of arguments that `HfArgumentParser` scripts read: YAML with the reasons as comments, or JSON.
+
+The file holds the user's own entries too. What it cannot say is listed, each with the line that says it.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from hf_memkit._version import __version__
+from hf_memkit.catalog import library_versions
+from hf_memkit.presets.not_in_file import Outside, outside_lines, script_arguments
+from hf_memkit.setup.setup import Replaced, Setup
+
+_WIDTH: Final = 110
+
+_FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides"})
+"""Arguments of transformers' examples for a model with random weights; they exclude `model_name_or_path`."""
+
+
+Reasoned = Mapping[str, tuple[Any, str]]
+"""Name → its value, and why."""
+
+
+@dataclass(frozen=True)
+class ArgumentFile:
+    """What is written.
+
+    Attributes:
+        title: what made it, one line.
+        entries: the user's own first, for no reason, then the preset's, under the names of the installed transformers.
+        replaced: settings of the preset that the user's own replaced.
+        outside: what the file cannot say.
+        notes: what a person should know.
+    """
+
+    title: str
+    entries: Reasoned
+    replaced: tuple[Replaced, ...] = ()
+    outside: tuple[Outside, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {name: value for name, (value, _) in self.entries.items()}
+
+    def text(self, *, as_yaml: bool) -> str:
+        """The file's text. JSON holds no comments: only YAML has the reasons."""
+        if not as_yaml:
+            return json.dumps(self.content, indent=2) + "\n"
+        blocks = [_comment([self.title])]
+        for whose, has_reason in (("Yours", False), ("The preset's", True)):
+            if found := {name: each for name, each in self.entries.items() if bool(each[1]) is has_reason}:
+                blocks.append(f"# {whose}\n{reasoned_yaml(found)}")
+        if self.replaced:
+            blocks.append(
+                "# Settings of the preset that yours override:\n" + _comment([f"- {each}" for each in self.replaced])
+            )
+        if self.outside:
+            lines = [line for each in self.outside for line in (f"- {each.what}: {each.reason}", f"    {each.line}")]
+            blocks.append("# A file of arguments cannot say this:\n" + _comment(lines))
+        if self.notes:
+            blocks.append("# Notes:\n" + _comment([f"- {note}" for note in self.notes]))
+        return "\n".join(blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "arguments": self.content,
+            "replaced": [each.to_json() for each in self.replaced],
+            "outside_arguments": [each.to_json() for each in self.outside],
+        }
+
+
+def argument_file(
+    setup: Setup,
+    *,
+    own: Mapping[str, Any] | None = None,
+    replaced: Iterable[Replaced] = (),
+    script: str = "trainer",
+    deepspeed: str = "",
+) -> ArgumentFile:
+    """The file of a setup, with the names of the installed transformers.
+
+    Args:
+        setup: with the user's own fields of TrainingArguments settled already (`hf_memkit.presets.users_values`).
+        own: everything that the user's file holds: fields of TrainingArguments under today's names, and arguments of
+            the script's own. They come first, in their order.
+        replaced: what they replaced.
+        script: the kind of script (`hf_memkit.presets.not_in_file.SCRIPTS`).
+        deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.
+    """
+    own, replaced = dict(own or {}), tuple(replaced)
+    entries: dict[str, tuple[Any, str]] = {name: (value, "") for name, value in own.items()}
+    given = script_arguments(setup, script)
+    if own.keys() & _FROM_SCRATCH:
+        given.pop("model_name_or_path", None)  # the model was named for its sizes only
+    arguments = {s.key.partition(".")[2]: s for s in setup.settings if s.key.startswith("arguments.")}
+    entries |= {name: (s.value, s.reason) for name, s in {**given, **arguments}.items() if name not in own}
+    if "deepspeed.config" in setup and deepspeed:
+        reason = next((s.reason for s in setup.settings if s.key == "deepspeed.preset"), "the preset's DeepSpeed JSON")
+        entries["deepspeed"] = deepspeed, reason
+    notes = setup.notes
+    if not any(reason for _, reason in entries.values()) and not replaced:
+        notes = (f"this file changes nothing: preset {setup.preset!r} sets no argument", *notes)
+    return ArgumentFile(
+        title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {_transformers()}",
+        entries=with_installed_names(entries),
+        replaced=(
+            *replaced,
+            *(Replaced(s, name, own[name]) for name, s in given.items() if name in own and own[name] != s.value),
+        ),
+        outside=outside_lines(setup, script, own),
+        notes=notes,
+    )
+
+
+def with_installed_names(arguments: Reasoned) -> dict[str, tuple[Any, str]]:
+    """The arguments under the names that the installed transformers has."""
+    found = {}
+    for name, (value, reason) in arguments.items():
+        ((installed, value),) = library_versions.to_installed_arguments({name: value}).items()
+        found[installed] = (value, reason)
+    return found
+
+
+def _transformers() -> str:
+    from importlib.metadata import version
+
+    return version("transformers")
+
+
+def reasoned_yaml(entries: Reasoned, indent: str = "") -> str:
+    """Each value under its reason; a reason that several in a row share is written once."""
+    text, before = "", ""
+    for name, (value, reason) in entries.items():
+        if reason != before:
+            lines = textwrap.wrap(reason, _WIDTH - 2 * len(indent), break_long_words=False)
+            text += "".join(f"# {line}\n" for line in lines)
+        # PyYAML writes 1.0e-05 for a number and quotes a text "no", as its own reader needs it.
+        text += yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
+        before = reason
+    return textwrap.indent(text, indent)
+
+
+def _comment(lines: Iterable[str]) -> str:
+    wrapped = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if indent:  # code stays on one line, so that it can be copied
+            wrapped.append(f"# {line}")
+            continue
+        hang = "  " if line.startswith("- ") else ""
+        wrapped += [
+            f"# {part}" for part in textwrap.wrap(line, _WIDTH, subsequent_indent=hang, break_long_words=False)
+        ]
+    return "".join(f"{line}\n" for line in wrapped)

@@ -1,0 +1,129 @@
+"""A preset, or several joined by `+`, resolved for a model and a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.catalog.models import describe, hub_reachable, refuse_absent
+from hf_memkit.checks import Problem
+from hf_memkit.common.errors import SettingError, did_you_mean
+from hf_memkit.prediction import predict
+from hf_memkit.presets.compose import apply_preset, compose, leave_out_impossible
+from hf_memkit.presets.named import PRESETS
+from hf_memkit.presets.preset_setup import mistakes_of
+from hf_memkit.presets.sharing import share_among_processes
+from hf_memkit.presets.sizes import Judge, Sizes, solve
+from hf_memkit.presets.users_values import settle
+from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, DEFAULT_NVME, Job
+from hf_memkit.setup.own_arguments import is_field, wrong_counts
+from hf_memkit.setup.request import Request, refuse_below_one, refuse_too_long
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
+
+
+def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
+    """The preset for the model and the machine that were asked for. Arguments of the user's script are left alone.
+
+    Raises:
+        InputError: an unknown preset, technique, GPU or model, or a number that is none.
+        SettingError: presets that contradict each other, unknown values, a batch that does not come out exactly, or
+            what would have no effect, or harm. All are listed at once.
+    """
+    _check_values(request.preset, request.techniques, request.values)
+    if problems := wrong_counts({key: value for key, value in request.arguments.items() if is_field(key)}):
+        raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
+    refuse_below_one(
+        global_batch_size=request.global_batch_size, sequence_length=request.sequence_length, gpus=request.gpus,
+        nodes=request.nodes,
+    )  # fmt: skip
+    facts = None
+    if request.model is not None:
+        refuse_absent(request.model)
+    nvme_path = request.nvme_path or DEFAULT_NVME
+    machine = described_machine(request.gpu, request.gpu_memory, request.ram, nvme_path)
+    if request.model is not None:
+        use_hub = hub_reachable() if use_hub is None else use_hub
+        facts = describe(request.model, use_hub=use_hub, use_built_in=True)
+    longest, length = facts.maximum_length if facts is not None else None, request.sequence_length
+    refuse_too_long(request.model or "", length, longest)
+    length = length or min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
+    job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, request.values, request.gpus or 1, request.nodes)
+    return preset_for(job, request)
+
+
+def preset_for(job: Job, request: Request) -> Setup:
+    """The preset that was asked for, for a job whose model and machine are known; where the preset wants a size, up
+    to three are traced.
+
+    Raises:
+        SettingError: as `resolve_preset`.
+    """
+    name, techniques, facts = request.preset, request.techniques, job.model
+    own = {key: value for key, value in request.arguments.items() if is_field(key)}
+    parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
+
+    def with_own(setup: Setup) -> Setup:
+        settled, replaced = settle(setup, own)
+        return dataclasses.replace(settled, replaced=replaced)
+
+    def of_sizes(sizes: Sizes) -> Setup:
+        sized = dataclasses.replace(
+            job,
+            micro_batch_size=sizes.micro_batch,
+            accumulation=sizes.accumulation,
+            sequence_length=sizes.sequence_length,
+        )
+
+        def build(left_out: Mapping[str, str]) -> Setup:
+            # The user's own come before the ledger: what it counts is computed with them.
+            setup = apply_preset(name, sized, techniques, left_out=left_out, change=with_own)
+            setup = sizes.put(share_among_processes(dataclasses.replace(setup, request=request), sized))
+            return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
+
+        return leave_out_impossible(name, techniques, build)
+
+    def solved(judge: Judge | None) -> Setup:
+        return solve(
+            of_sizes,
+            job,
+            solves_for=next((p.solves_for for p in parts if p.solves_for != "micro-batch"), "micro-batch"),
+            global_batch_size=request.global_batch_size,
+            sequence_length=request.sequence_length,
+            own=own,
+            judge=judge,
+        )
+
+    _refuse_mistakes(solved(None))  # before anything is traced
+    setup = solved(predict)
+    hints = _refuse_mistakes(setup)
+    return setup.with_notes(*(f"Hint: {problem}" for problem in hints)).with_problems(map(str, mistakes_of(setup)[1]))
+
+
+def _refuse_mistakes(setup: Setup) -> list[Problem]:
+    """The mistakes that refuse nothing.
+
+    Raises:
+        SettingError: those that do.
+    """
+    mistakes, _ = mistakes_of(setup)
+    if refused := [str(problem) for problem in mistakes if problem.refuses]:
+        raise SettingError("\n".join(refused))
+    return mistakes
+
+
+def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) -> None:
+    techniques = compose(name, extra)
+    allowed = {key for one in techniques for key in one.values}
+    problems = []
+    for key, value in values.items():
+        if key not in allowed:
+            owners = [one.name for one in TECHNIQUES.values() if key in one.values]
+            belongs = f"; it belongs to {owners[0]}" if owners else did_you_mean(key, allowed)
+            problems.append(f"values: {key!r} is not a value of preset {name!r}{belongs}")
+        elif wrong := wrong_value(techniques, key, value):
+            problems.append(f"{key}={value!r} {wrong}")
+    if problems:
+        raise SettingError("\n".join(problems))

@@ -1,0 +1,5 @@
+"""Setup → a training job that its owner can read and change, and that needs memkit only for its callback."""
+
+from hf_memkit.recipes.export.files import export_script, start_command
+
+__all__ = ["export_script", "start_command"]

@@ -1,0 +1,396 @@
+"""The files of an exported job: the task's script and `job.py` as they stand in `scripts/`, `args.yaml` with every
+value and its reason, and beside them what the job needs: parts (`hf_memkit/components`), `ds_config.json`, examples.
+
+The sections of `args.yaml` are the setup's own. What only memkit reads is left out (where a model comes from, which
+classes the script names itself), and what was settled here is written as it was settled. Its section `data` says where
+the rows are, and who makes their tokens:
+
+| keys | where the rows are |
+|---|---|
+| `files`, `format`, `format_options` | local files, as `datasets.load_dataset` reads them |
+| `hub_id`, `hub_config`, `hub_split` | the hub |
+| `folder`, `folders` | folders of sound or images |
+| `made_up` | in a file beside the script that makes them, where no hub can be reached |
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit import components
+from hf_memkit._version import __version__
+from hf_memkit.catalog.models import hub_reachable
+from hf_memkit.common.errors import DataError, InputError
+from hf_memkit.common.user_files import write_text
+from hf_memkit.presets.argument_file import reasoned_yaml, with_installed_names
+from hf_memkit.recipes.export.scripts import __name__ as SCRIPTS
+from hf_memkit.recipes.sources import local_files, local_path, only_table, quiet_datasets
+from hf_memkit.recipes.tasks import DEFAULT_TASK, Task, task_of
+from hf_memkit.recipes.tasks import __name__ as TASKS_PACKAGE
+from hf_memkit.recipes.tasks.task import Settings
+from hf_memkit.run.folder import ARGUMENTS_FILE, RUN_FILE, RecipeRun
+from hf_memkit.run.machine import nvme_path
+from hf_memkit.setup.build import needed_packages
+from hf_memkit.setup.setup import Setup
+
+if TYPE_CHECKING:
+    from hf_memkit.recipes.export.scripts.rows import Source
+
+_WIRING, _PROCESS_GROUP = "hf_memkit.deepspeed.wiring", "hf_memkit.setup.process_group"
+_NAMES: Final = {_WIRING: "deepspeed_wiring"}
+"""Module → its name beside a script, where that is not its own."""
+
+_IMPORT: Final = re.compile(r"^( *)from (hf_memkit\.[\w.]+) import ", re.MULTILINE)
+
+
+def export_script(job: RecipeRun, folder: Path) -> list[Path]:
+    """Writes the job into `folder`, for `memkit run` and to start by itself; returns the files, the script first.
+
+    Raises:
+        InputError: the folder holds files of that name already, or cannot be written to.
+    """
+    setup = job.setup
+    task = task_of(setup)
+    data = _data_section(setup)
+    script = f"{task.script}.py"
+    files = _copies([f"{SCRIPTS}.{task.script}", f"{SCRIPTS}.job", *_parts(setup), *data.modules, *_engine(job)])
+    what = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
+    heading = [
+        f"Trains {what}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by {script}.",
+        "",
+        f"Run:    {start_command(job, script, 'RANK_OF_THIS_MACHINE')}",
+        "Or:     memkit run FOLDER: Ctrl-C leaves a checkpoint, --resume goes on from it",
+        *textwrap.wrap(f"Needs:  {_requirements(setup, task.script_needs)}", 110, subsequent_indent=" " * 8),
+    ]
+    files[ARGUMENTS_FILE] = _args_text(job, heading, data.settings)
+    if "deepspeed.config" in setup:
+        files[_CONFIG_FILE] = json.dumps(setup["deepspeed.config"], indent=2) + "\n"
+    files |= data.files
+    files[RUN_FILE] = json.dumps(job.new_file(list(files)), indent=2) + "\n"
+    taken = [name for name in files if os.path.lexists(folder / name)]
+    if taken:
+        raise InputError(f"{folder}: holds {', '.join(taken)} already; give another folder")
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return [folder / name for name in files]
+
+
+def start_command(job: RecipeRun, script: str, node_rank: str = "0", master_addr: str = "ADDRESS_OF_MACHINE_0") -> str:
+    """The command that starts the exported script: on several machines once on each, with its own number."""
+    if job.processes == 1:
+        return f"python {script}"
+    each = f"--nproc-per-node {job.gpus}"
+    if job.nodes == 1:
+        return f"torchrun --standalone {each} {script}"
+    return f"torchrun --nnodes {job.nodes} --node-rank {node_rank} --master-addr {master_addr} {each} {script}"
+
+
+def _copies(modules: Iterable[str]) -> dict[str, str]:
+    """`{file name: its text}` of these modules, and of what they import of memkit at their tops, the package apart.
+    Beside one another they import each other by their own names."""
+    texts: dict[str, str] = {}
+    left = list(modules)
+    while left:
+        module = left.pop(0)
+        if module not in texts:
+            spec = importlib.util.find_spec(module)
+            assert spec is not None and spec.origin is not None
+            texts[module] = Path(spec.origin).read_text(encoding="utf-8")
+            left += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
+
+    def beside_it(text: str, ours: bool) -> str:
+        """`text` with the imports of a script (`ours`), or of what lies beside it, renamed."""
+        known = texts.keys()
+        return _IMPORT.sub(
+            lambda found: f"{found[1]}from {_name(found[2])} import " if ours or found[2] in known else found[0], text
+        )
+
+    return {f"{_name(module)}.py": beside_it(text, module.startswith(SCRIPTS)) for module, text in texts.items()}
+
+
+def _name(module: str) -> str:
+    return _NAMES.get(module, module.rpartition(".")[2])
+
+
+def _parts(setup: Setup) -> list[str]:
+    """The modules of memkit that args.yaml names."""
+    names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
+    optimizer = str(setup.get("optimizer.class", ""))
+    if _beside(optimizer) != optimizer:
+        names.append(_beside(optimizer).partition(":")[0])
+    return [f"{components.__name__}.{name}" for name in names]
+
+
+def _engine(job: RecipeRun) -> list[str]:
+    """What DeepSpeed and several processes need."""
+    modules = []
+    if "offload_param" in job.setup.zero or nvme_path(job.setup) is not None:
+        modules.append(_WIRING)
+    if job.processes > 1 or "deepspeed.config" in job.setup:
+        modules.append(_PROCESS_GROUP)
+    return modules
+
+
+def _requirements(setup: Setup, needs: Iterable[str]) -> str:
+    names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
+    names += ["deepspeed"] if "deepspeed.config" in setup else []
+    names += ["peft"] if setup.section("adapter") else []
+    names += [package.replace("_", "-") for package in needed_packages(setup)]
+    names += needs
+    made = f"made with torch {version('torch')}, transformers {version('transformers')}"
+    return f"{', '.join(dict.fromkeys(names))} ({made})"
+
+
+_CONFIG_FILE: Final = "ds_config.json"
+
+_LOADED: Final = (
+    "name", "dtype", "attn_implementation", "config", "quantization", "device_map", "use_safetensors",
+    "ignore_mismatched_sizes", "pad_vocabulary_to_multiple_of",
+)  # fmt: skip
+_BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_vocabulary_to_multiple_of")
+
+
+def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
+    """The text of the file.
+
+    Args:
+        job: whose setup it is.
+        heading: the lines that stand above it all.
+        data: the section `data`.
+    """
+    setup = job.setup
+    sections = {
+        "environment": _environment(job),
+        "data": data,
+        "model": _model(setup),
+        "adapter": _with_reasons(setup, "adapter"),
+        "model_parts": _with_reasons(setup, "model_parts"),
+        "arguments": _arguments(setup),
+        "optimizer": _optimizer(setup),
+        "trainer_parts": _with_reasons(setup, "trainer_parts"),
+    }
+    blocks = ["".join(f"# {line}".rstrip() + "\n" for line in heading)]
+    blocks += [f"{name}:\n{reasoned_yaml(found, '  ')}" for name, found in sections.items() if found]
+    return "\n".join(blocks)
+
+
+def _beside(path: str) -> str:
+    """`module:class`, with the name that a component's file has beside a script."""
+    return path.removeprefix("hf_memkit.components.")
+
+
+def _local_or_hub(name: str) -> str:
+    """A hub ID as it is, a folder by its whole path: the script may start elsewhere."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def _with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
+    """The section's values with their reasons; of `names`, in their order, if given."""
+    found = {
+        setting.key.partition(".")[2]: (setting.value, setting.reason)
+        for setting in setup.settings
+        if setting.key.startswith(f"{section}.")
+    }
+    return found if names is None else {name: found[name] for name in names if name in found}
+
+
+def _environment(job: RecipeRun) -> Settings:
+    found = _with_reasons(job.setup, "environment")
+    if job.processes > 1:
+        return found  # torchrun says the rest
+    if not job.setup.get("arguments.use_cpu"):
+        why = "one GPU: with several visible Trainer would multiply the batch"
+        found["CUDA_VISIBLE_DEVICES"] = ("0", why)
+    if "deepspeed.config" in job.setup:
+        why = "what a launcher would set, for one process"
+        one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        found |= {name: (value, why) for name, value in one.items()}
+        found["MASTER_PORT"] = ("0", "any that is free: two scripts on one machine would both take 29500")
+    return found
+
+
+def _model(setup: Setup) -> Settings:
+    is_random = setup.get("arguments.use_cpu") or setup.get("model.random_weights")
+    if setup["model.origin"] == "architecture" and is_random:
+        found = _with_reasons(setup, "model", _BUILT)
+        values = {name: each for name, each in found["architecture"][0].items() if name != "transformers_version"}
+        return {
+            **found,
+            "architecture": (values, f"RANDOM weights: {found['architecture'][1]}"),
+        }
+    found = _with_reasons(setup, "model", _LOADED)
+    name, reason = found["name"]
+    return {**found, "name": (_local_or_hub(name), reason)}
+
+
+def _arguments(setup: Setup) -> Settings:
+    found = with_installed_names(_with_reasons(setup, "arguments"))
+    found["output_dir"] = (".", "checkpoints and the records of memory, beside this file")
+    if "deepspeed.config" in setup:
+        reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
+        found["deepspeed"] = (_CONFIG_FILE, reason)
+    return found
+
+
+def _optimizer(setup: Setup) -> Settings:
+    found = _with_reasons(setup, "optimizer")
+    if found:
+        path, reason = found["class"]
+        found["class"] = (_beside(path), reason)
+    return found
+
+
+_EXAMPLES: Final = "examples.jsonl"
+"""Beside a script: the rows that stand in for the data of a rehearsal without a hub."""
+
+
+@dataclass(frozen=True)
+class _ScriptData:
+    """`settings`: the section; `modules`: of memkit, that lie beside the script; `files`: others, name → text."""
+
+    settings: Settings
+    modules: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def _data_section(setup: Setup) -> _ScriptData:
+    """What an exported script reads of its data.
+
+    Raises:
+        DataError: local data cannot be used.
+    """
+    task, known = task_of(setup), _with_reasons(setup, "data")
+    where, tokens = _rows(setup, task), _tokens(setup, task)
+    names = (*task.script_reads, "held_out", "evaluated_blocks")
+    found = {**where.settings, **{name: known[name] for name in names}}
+    if task.name == "text-pairs":
+        longest, why = known.get("target_length", known["sequence_length"])
+        found["target_length"] = (min(longest, known["sequence_length"][0]), why)
+    return _ScriptData({**found, **tokens.settings}, (*where.modules, *tokens.modules), where.files)
+
+
+def _has_hub(setup: Setup) -> bool:
+    """Whether the script may load from the hub. One for a GPU will run elsewhere, and is about the real model: there
+    a hub that cannot be reached is an error that its owner sees. A rehearsal, or a training with random weights, runs
+    here, with what can be had here."""
+    return hub_reachable() or not (setup.get("arguments.use_cpu") or setup.get("model.random_weights"))
+
+
+def _rows(setup: Setup, task: Task) -> _ScriptData:
+    """Where the rows are, and the columns that they have there.
+
+    Raises:
+        DataError: there are none.
+    """
+    data = setup.section("data")
+    source = data["source"]
+    path = None if source is None else local_path(str(source))
+    if source is None and not _has_hub(setup):
+        return _made_up(setup, task)
+    if path is None:
+        name, config, split = data["hub_id"], data["hub_config"], data.get("hub_split", "train")
+        if source is not None:
+            name, _, config = str(source).partition(":")
+            split = "train"
+        where = {"hub_id": name, "hub_config": config or None, "hub_split": split}
+        return _section(setup, where, data["text_column"], data.get("columns", {}))
+    if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
+        table = only_table(path)
+        if table is None:
+            return _section(setup, task.folders(path))
+        path = table
+    is_text = task.name == DEFAULT_TASK
+    kind, paths = local_files(path, task.local_form, texts=is_text)
+    if kind == "text":
+        return _section(setup, _files(paths, kind, sample_by="document"), "text")
+    if kind in ("csv", "tsv"):  # without keep_default_na the text "NA" would be none
+        where = _files(paths, "csv", keep_default_na=False, sep="\t" if kind == "tsv" else ",")
+    else:
+        where = _files(paths, kind)
+    if is_text:
+        return _section(setup, where, data["text_column"])
+    there = opened(task, where, lambda source: source.load().column_names)
+    return _section(setup, where, columns=task.columns_among(data["columns"], there))
+
+
+def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) -> Any:
+    """What `ask` makes of the rows of a section `data` whose names are whole paths.
+
+    Raises:
+        DataError: they are not as they must be; in one line.
+    """
+    from hf_memkit.recipes.export.scripts.rows import Source
+
+    with quiet_datasets():
+        try:
+            return ask(Source(data, Path(), task.reading.EXAMPLE))
+        except SystemExit as wrong:
+            raise DataError(str(wrong)) from None
+
+
+def check_data(task: Task, setup: Setup) -> None:
+    """Reads what `data.source` names with the script's own reader. Files of images and sound it opens itself.
+
+    Raises:
+        DataError: it cannot be used; says where, why, and what was expected.
+        MissingPackageError: it needs a package.
+    """
+    data = {name: value for name, (value, _) in _rows(setup, task).settings.items()}
+    opened(task, data, getattr(task.reading, "listed", task.reading.read))
+
+
+def _section(
+    setup: Setup, where: Mapping[str, Any], text_column: str = "text", columns: Mapping[str, str] | None = None
+) -> _ScriptData:
+    """`where`, for the reason of the setup's source; the columns, where there are any, for that of its own."""
+    known = _with_reasons(setup, "data")
+    found = {name: (value, known["source"][1]) for name, value in where.items()}
+    if task_of(setup).name == DEFAULT_TASK:
+        found["text_column"] = (text_column, known["text_column"][1])
+    elif columns is not None:
+        found["columns"] = (dict(columns), known["columns"][1])
+    return _ScriptData(found)
+
+
+def _files(paths: Sequence[Path], kind: str, **options: Any) -> dict[str, Any]:
+    found = {"files": [str(path.resolve()) for path in paths], "format": kind}
+    return {**found, "format_options": options} if options else found
+
+
+def _made_up(setup: Setup, task: Task) -> _ScriptData:
+    if task.made_up_by:
+        section = _section(setup, {"made_up": True})
+        return _ScriptData(section.settings, (f"{TASKS_PACKAGE}.{task.made_up_by}",))
+    section = _section(setup, {"files": [_EXAMPLES], "format": "json"}, columns=task.columns)
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in task.examples())
+    return _ScriptData(section.settings, files={_EXAMPLES: "".join(lines)})
+
+
+def _tokens(setup: Setup, task: Task) -> _ScriptData:
+    """Who makes tokens of texts, or tensors of images and sound: what the model came with, or what is made here."""
+    known = _with_reasons(setup, "data")
+    name, why = known["tokenizer"]
+    own = name is not None and (_has_hub(setup) or Path(name).is_dir())
+    found: dict[str, tuple[Any, str]] = {"tokenizer": (_local_or_hub(name), why) if own else (None, why)}
+    further, modules = task.processor_settings(setup, own)
+    found |= further
+    framing = None if own else task.framing(setup)
+    if framing is not None or (modules and not own):  # a tokenizer is trained
+        found["vocabulary_size"] = known["vocabulary_size"]
+    if framing is not None:
+        why = "of a tokenizer that is trained here, in the order of their IDs"
+        found["special_tokens"] = (dict(framing.tokens), why)
+        if framing.single:
+            found["one_text"] = (framing.single, "what it makes of a text")
+        if framing.pair:
+            found["two_texts"] = (framing.pair, "and of two")
+    return _ScriptData(found, modules)

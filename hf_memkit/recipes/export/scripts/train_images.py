@@ -1,0 +1,72 @@
+"""Trains a model to tell kinds of images apart. What it trains, on what and how stands in args.yaml, with reasons.
+
+Images are files that the data loader's workers open when their batch is made. Of each label the last are held out,
+unless the data brings a part for that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainingArguments,
+    ViTImageProcessor,
+)
+
+from hf_memkit import attach
+from hf_memkit.components.image_batches import Accuracy, ImageBatches, each_label_split, most_likely
+from hf_memkit.recipes.export.scripts.image_rows import read
+from hf_memkit.recipes.export.scripts.job import TrainingJob
+
+
+def hold_out(job: TrainingJob, rows: Dataset, first: int | None) -> tuple[Dataset, Dataset]:
+    """(to train on, to evaluate), with a column that says which images are cropped at random."""
+    if first is None:
+        train, held_out = each_label_split(rows["label"], job.data["held_out"])
+    else:  # its labels mixed evenly, so that what is evaluated of it has all of them
+        train = list(range(first))
+        held_out = [first + number for half in each_label_split(rows["label"][first:], 0.5) for number in half]
+    trained = set(train)
+    rows = rows.add_column("augment", [number in trained for number in range(len(rows))])
+    return rows.select(train), rows.select(held_out[: job.evaluated(len(held_out))])
+
+
+def main() -> None:
+    job = TrainingJob(Path(__file__).resolve().parent)
+    data = job.data
+
+    rows, first = read(job.source)
+    labels = rows.features["label"].names
+    train_dataset, eval_dataset = hold_out(job, rows, first)
+    if data["tokenizer"] is None:
+        image_processor = ViTImageProcessor(size=data["image_size"])
+    else:
+        image_processor = AutoImageProcessor.from_pretrained(data["tokenizer"])
+
+    arguments = job.training_arguments(TrainingArguments)
+    numbers = {name: number for number, name in enumerate(labels)}
+    names = dict(enumerate(labels))
+    job.model.setdefault("ignore_mismatched_sizes", True)  # a head for other labels is replaced, not refused
+    model = job.load_model(AutoModelForImageClassification, num_labels=len(labels), id2label=names, label2id=numbers)
+    dtype = getattr(torch, job.model["dtype"]) if "dtype" in job.model else None
+    options = {
+        "data_collator": ImageBatches(image_processor, smallest_crop=data["smallest_crop"], dtype=dtype),
+        "compute_metrics": Accuracy(),
+        "preprocess_logits_for_metrics": most_likely,
+        **job.trainer_options(model, arguments, image_processor),
+    }
+    trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
+    job.ready(trainer)
+    attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
+    trainer.train()
+    trainer.save_model(str(Path(arguments.output_dir) / "model"))
+    job.leave()
+
+
+if __name__ == "__main__":
+    main()

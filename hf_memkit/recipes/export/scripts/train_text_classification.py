@@ -1,0 +1,64 @@
+"""Trains a model to tell kinds of texts, or of pairs of texts, apart. What it trains, on what and how stands in
+args.yaml, with reasons.
+
+The classes are those that stand in the data, in the order of their numbers if they are numbers, otherwise of the
+alphabet. Of each class the last examples are held out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
+
+from hf_memkit import attach
+from hf_memkit.components.classification_metrics import accuracy_and_f1, last_of_each, likeliest_class
+from hf_memkit.recipes.export.scripts.class_rows import read
+from hf_memkit.recipes.export.scripts.job import TrainingJob
+
+
+def main() -> None:
+    job = TrainingJob(Path(__file__).resolve().parent)
+    data = job.data
+
+    rows = read(job.source)
+    classes = rows["label"][:]
+    labels = sorted(set(classes), key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
+    tokenizer = job.load_tokenizer(rows["text"])
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        second = rows.get("text_pair")  # texts, where there are pairs
+        options = {"truncation": True, "max_length": data["sequence_length"], "return_attention_mask": False}
+        inputs = tokenizer(rows["text"], second, **options)
+        return {**inputs, "labels": [labels.index(name) for name in rows["label"]]}
+
+    rows = rows.map(encode, batched=True, remove_columns=rows.column_names)
+    held_out = last_of_each(classes, data["held_out"])
+    train_dataset = rows.select(sorted(set(range(len(rows))) - set(held_out)))
+    eval_dataset = rows.select(held_out[: job.evaluated(len(held_out))])
+
+    arguments = job.training_arguments(TrainingArguments)
+    numbers = {name: number for number, name in enumerate(labels)}
+    model = job.load_model(
+        AutoModelForSequenceClassification,
+        num_labels=len(labels),
+        id2label=dict(enumerate(labels)),
+        label2id=numbers,
+    )
+    options = {
+        "data_collator": DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),  # tensor cores are fast then
+        "compute_metrics": accuracy_and_f1,
+        "preprocess_logits_for_metrics": likeliest_class,
+        **job.trainer_options(model, arguments, tokenizer),
+    }
+    trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
+    job.ready(trainer)
+    attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
+    trainer.train()
+    trainer.save_model(str(Path(arguments.output_dir) / "model"))
+    job.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The recipe file: its fields, and one line for every mistake in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic_core import ErrorDetails
+
+from hf_memkit.common import resources
+from hf_memkit.common.errors import InputError, RecipeError, SettingError, did_you_mean
+from hf_memkit.common.units import parse_size
+from hf_memkit.common.user_files import parsed
+from hf_memkit.presets import PRESETS, compose
+from hf_memkit.recipes.task_names import DEFAULT_TASK, TASKS
+from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
+
+NO_CHECKPOINTING: Final = "none"
+"""Stands among `checkpointing` for keeping all activations."""
+
+
+class _Strict(BaseModel):
+    """Unknown keys are errors; values are not changed after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _size(text: str) -> str:
+    try:
+        parse_size(text)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(architecture.get("model_type"), str):
+        raise ValueError("must name its model_type, such as gpt2")
+    return architecture
+
+
+def _among(known: Collection[str], what: str, all_of_them: str = "") -> AfterValidator:
+    """A name that is one of `known`; what else is refused says `what` it is not, and where all names are."""
+
+    def checked(name: str) -> str:
+        if name not in known:
+            names = all_of_them or f"allowed: {', '.join(known)}"
+            raise ValueError(f"no {what}{did_you_mean(name, known)}; {names}")
+        return name
+
+    return AfterValidator(checked)
+
+
+_TASK: Final = _among(TASKS, "task of this name")
+_PRESET: Final = _among(PRESETS, "preset of this name")
+_TECHNIQUE: Final = _among(TECHNIQUES, "technique of this name", "`memkit preset list --techniques` names all")
+_CHECKPOINTING: Final = _among(
+    (NO_CHECKPOINTING, *(one.name for one in TECHNIQUES.values() if one.family == "checkpointing")),
+    "checkpointing technique",
+)
+
+
+class Model(_Strict):
+    """The model: `hub_id`, and the config values to build it from where the hub cannot be reached.
+
+    `open_alternative` is a model of the same kind that the hub gives without a login, where `hub_id` is gated.
+    """
+
+    hub_id: str = Field(min_length=1)
+    open_alternative: str | None = None
+    architecture: Annotated[dict[str, Any], AfterValidator(_has_model_type)]
+
+
+class Data(_Strict):
+    """The default data set. `held_out` is the share of its examples (blocks of text) kept for evaluation, above 0 and
+    below 0.5, of which the first `evaluated_blocks` are used.
+
+    `columns` names the columns of the default data set where they are not the task's usual ones. `prefix` is what a
+    model that does several jobs is told to do, before each source text. `target_length` is the most tokens of a
+    target text, where it is not that of a source. `packing` lets short conversations share a sequence. `language` is
+    that of speech, for models that know several.
+    """
+
+    hub_id: str = Field(min_length=1)
+    hub_config: str | None = None
+    hub_split: str = "train"
+    text_column: str = "text"
+    columns: dict[str, str] = Field(default_factory=dict)
+    prefix: str = ""
+    target_length: PositiveInt | None = None
+    packing: bool = False
+    language: str | None = None
+    held_out: float = Field(default=0.05, gt=0, lt=0.5)
+    evaluated_blocks: PositiveInt = 128
+
+
+class Variant(_Strict):
+    """A preset with this recipe's values.
+
+    `techniques` are added to the preset's, or take the place of those that decide the same thing. `checkpointing` are
+    such techniques, or `none`, in order of preference: the first with which the variant fits is taken, or the last.
+    `values` go to the techniques. `solve_for: sequence` makes the sequence as long as the GPU holds, and the model
+    allows, from the recipe's `sequence_length` on; `--sequence-length` overrides it.
+    """
+
+    micro_batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    techniques: list[Annotated[str, _TECHNIQUE]] = Field(default_factory=list)
+    checkpointing: list[Annotated[str, _CHECKPOINTING]] = Field(default_factory=list)
+    values: dict[str, Any] = Field(default_factory=dict)
+    solve_for: Literal["sequence"] | None = None
+
+
+class Rehearsal(_Strict):
+    """What runs without a GPU. `model` holds config values under the names that transformers shares."""
+
+    model: dict[str, PositiveInt | PositiveFloat]
+    sequence_length: PositiveInt
+    sequences_per_step: PositiveInt
+    micro_batch_size: PositiveInt
+    steps: PositiveInt
+    learning_rate: PositiveFloat
+
+
+class Recipe(_Strict):
+    """One recipe file. `name` and `path` come from the file, the rest from its text.
+
+    `task` is the kind of data (`hf_memkit.recipes.tasks`); `sequence_length` is in tokens, `sequences_per_step` in
+    sequences an optimizer step, `steps` in optimizer steps, `card` a marketing size such as `16GB`, `gpus` GPUs on
+    each machine.
+    """
+
+    name: str
+    path: Path
+    summary: str = Field(min_length=1, max_length=120)
+    task: Annotated[str, _TASK] = DEFAULT_TASK
+    model: Model
+    data: Data
+    card: Annotated[str, AfterValidator(_size)]
+    gpus: PositiveInt = 1
+    sequence_length: PositiveInt
+    sequences_per_step: PositiveInt
+    steps: PositiveInt
+    variants: dict[Annotated[str, _PRESET], Variant] = Field(min_length=1)
+    rehearsal: Rehearsal
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe called `name`, or the one in the file `name` if that ends in .yaml or .yml.
+
+    Raises:
+        InputError: there is no such recipe or file.
+        RecipeError: the file has mistakes; lists all of them.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise InputError(f"recipe file {name!r} does not exist; `memkit recipe` lists the recipes")
+        return read_recipe(path)
+    return read_recipe(resources.find("recipes", name))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in the file at `path`.
+
+    Raises:
+        RecipeError: the file is not readable YAML, or has mistakes; lists all of them.
+    """
+    try:
+        content = parsed(str(path), yaml.safe_load, path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise RecipeError(
+            [f"{where}: not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}"]
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError([f"{path}: cannot be read: {error}"]) from None
+    if not isinstance(content, dict):
+        raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
+    problems = [
+        f"{path}: {key}: comes from the file's name and place; remove it" for key in ("name", "path") if key in content
+    ]
+    problems += [f"{path}: {problem}" for problem in (*_uneven_batches(content), *_wrong_values(content))]
+    recipe = None
+    try:
+        recipe = Recipe.model_validate({**content, "name": path.stem, "path": path})
+    except ValidationError as error:
+        problems = [*(_line(path, detail) for detail in error.errors()), *problems]
+    if problems or recipe is None:
+        raise RecipeError(problems)
+    return recipe
+
+
+def _uneven_batches(content: dict[str, Any]) -> list[str]:
+    """Micro-batches that do not divide the batch. Works on the raw content, so that it is told with all the rest."""
+    variants = content.get("variants")
+    parts = {f"variants.{name}": part for name, part in variants.items()} if isinstance(variants, dict) else {}
+    wholes = dict.fromkeys(parts, content.get("sequences_per_step"))
+    rehearsal = content.get("rehearsal")
+    if isinstance(rehearsal, dict):
+        parts["rehearsal"], wholes["rehearsal"] = rehearsal, rehearsal.get("sequences_per_step")
+    found = []
+    for place, part in parts.items():
+        micro, whole = part.get("micro_batch_size") if isinstance(part, dict) else None, wholes[place]
+        if isinstance(micro, int) and isinstance(whole, int) and micro > 0 and whole > 0 and whole % micro:
+            found.append(f"{place}.micro_batch_size: {micro}: must divide sequences_per_step, which is {whole}")
+    return found
+
+
+def _wrong_values(content: dict[str, Any]) -> list[str]:
+    """Values of variants that their preset does not take, or takes as another type or number."""
+    variants = content.get("variants")
+    found = []
+    for name, variant in variants.items() if isinstance(variants, dict) else ():
+        if name not in PRESETS or not isinstance(variant, dict):
+            continue
+        extra = [*_names(variant, "techniques"), *_names(variant, "checkpointing")]
+        try:
+            techniques = compose(name, _names(variant, "techniques"))
+        except SettingError as error:
+            found.append(f"variants.{name}.techniques: {error}")
+            continue
+        takes = [*techniques, *(TECHNIQUES[each] for each in extra)]
+        allowed = list(dict.fromkeys(key for technique in takes for key in technique.values))
+        values = variant.get("values")
+        for key, value in values.items() if isinstance(values, dict) else ():
+            place = f"variants.{name}.values.{key}"
+            if key not in allowed:
+                found.append(
+                    f"{place}: unknown key{did_you_mean(str(key), allowed)}; allowed: {', '.join(allowed) or 'none'}"
+                )
+            elif wrong := wrong_value(takes, key, value):
+                found.append(f"{place}: {value!r}: {wrong}")
+    return found
+
+
+def _names(variant: dict[str, Any], key: str) -> list[str]:
+    """The techniques that a variant lists there; what is none is told elsewhere."""
+    listed = variant.get(key)
+    return (
+        [each for each in listed if isinstance(each, str) and each in TECHNIQUES] if isinstance(listed, list) else []
+    )
+
+
+def _line(path: Path, detail: ErrorDetails) -> str:
+    """One mistake: file, key, value, and what is allowed."""
+    key = ".".join(str(part) for part in detail["loc"] if part != "[key]")
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(detail["loc"][:-1])
+        return f"{path}: {key}: unknown key{did_you_mean(str(detail['loc'][-1]), known)}; allowed: {', '.join(known)}"
+    if detail["type"] == "missing":
+        return f"{path}: {key}: missing; add it"
+    return f"{path}: {key}: {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the mapping at `location` may have."""
+    place: Mapping[str, type[BaseModel]] = {
+        "": Recipe, "model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal
+    }  # fmt: skip
+    model = place.get(str(location[0]) if location else "", Recipe)
+    return [name for name in model.model_fields if name not in {"name", "path"}]

@@ -1,0 +1,226 @@
+"""What a recipe's setup says beside its techniques: model, data, how often it saves, what accumulating in bf16 costs;
+and what of a request is refused, because it is wrong, the variant answers for it, or would ignore it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from hf_memkit.catalog.hardware import Machine, described_gpu
+from hf_memkit.catalog.models import ModelFacts, longest_sequence, refuse_absent
+from hf_memkit.common.errors import InputError, SettingError, did_you_mean
+from hf_memkit.common.resources import documentation
+from hf_memkit.common.units import GIB, format_size, parse_size
+from hf_memkit.presets import PRESETS
+from hf_memkit.recipes.schema import Recipe
+from hf_memkit.recipes.tasks import DEFAULT_TASK, find_task
+from hf_memkit.setup.own_arguments import read_pairs, wrong_counts
+from hf_memkit.setup.request import Request, refuse_too_long
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.batch import split_batch
+
+CHECKPOINTS = 5
+"""Checkpoints in a run, about."""
+
+
+def read_own(recipe: Recipe, pairs: Iterable[str]) -> dict[str, Any]:
+    """`{field: value}` of `--set key=value` for a recipe: fields of its own Trainer's arguments.
+
+    Raises:
+        SettingError: lists every pair that is wrong, or answered for elsewhere.
+    """
+    return read_pairs(pairs, ELSEWHERE, find_task(recipe.task).further_arguments)
+
+
+def check_data(recipe: Recipe, source: str) -> None:
+    """Reads what `--data` names, as a run will.
+
+    Raises:
+        DataError: it cannot be used; says where, why, and what was expected.
+        MissingPackageError: the recipe's task needs a package to read it.
+    """
+    from hf_memkit.recipes.export import files
+
+    task, data = find_task(recipe.task), recipe.data
+    values = {
+        "source": source, "task": task.name, "hub_id": data.hub_id, "hub_config": data.hub_config,
+        "text_column": data.text_column, "columns": {**task.columns, **data.columns},
+    }  # fmt: skip
+    files.check_data(
+        task, Setup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()})
+    )
+
+
+def model_and_data(
+    setup: Setup, recipe: Recipe, request: Request, model: ModelFacts, sequence_length: int, why: str
+) -> Setup:
+    origin = {
+        "local": "a local folder",
+        "hub": "the hub, or its cache",
+        "architecture": "NOT REACHABLE: built from the recipe's config values, with RANDOM weights",
+    }[model.origin]
+    setup = setup.put("model.name", model.name, "asked for" if request.model else "the recipe's")
+    setup = setup.put("model.origin", model.origin, origin)
+    config, whose = dict(model.config), "the model's config values"
+    if model.origin == "architecture":
+        config, whose = dict(recipe.model.architecture), "the recipe's config values"
+    setup = setup.put("model.architecture", config, whose)
+    data, task = recipe.data, find_task(recipe.task)
+    if model.model_class is not None:
+        setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
+        setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
+    if recipe.task != DEFAULT_TASK:
+        setup = setup.put("data.task", task.name, "the recipe's")
+        setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+        setup = setup.put("trainer.arguments_class", task.arguments_class, "its arguments")
+        setup = setup.put("data.columns", {**task.columns, **data.columns}, "role → column")
+        setup = setup.put("data.hub_split", data.hub_split, "of the default data set")
+        setup = setup.put_all("data", task.data_settings(data))
+        setup = setup.put_all("model_parts", task.model_parts)
+    default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
+    otherwise = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
+    return setup.put_all(
+        "data",
+        {
+            "source": (request.data, "asked for")
+            if request.data
+            else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
+            "hub_id": (data.hub_id, "the recipe's default data set"),
+            "hub_config": (data.hub_config, "the recipe's default data set"),
+            "text_column": (data.text_column, "the column that holds the text"),
+            "sequence_length": (sequence_length, why),
+            "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
+            "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+            "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
+            "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
+        },
+    )
+
+
+def saving(setup: Setup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
+    """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
+    one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
+    free = machine.output_free_bytes
+    if free is None:
+        free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
+    # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
+    limit = 2 if free >= 3 * one else 1
+    if free < 2 * one:
+        return 0, 0, f"off: a checkpoint takes {format_size(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
+    each = f"a checkpoint takes {format_size(one)} by formula" if one > GIB else "checkpoints are small"
+    return max(1, steps // CHECKPOINTS), limit, f"a run that is stopped can go on; {each}"
+
+
+ELSEWHERE: Final = {
+    "output_dir": "use --output",
+    "deepspeed": "the variant sets it; choose another with --variant",
+    "resume_from_checkpoint": "use --resume",
+    "use_cpu": "memkit uses the GPU where there is one, and rehearses where there is none",
+    "do_train": "a recipe always trains",
+    "do_eval": "a recipe evaluates at its end; to evaluate during training: --set eval_steps=N",
+}
+"""Fields that another option, or the variant, answers for."""
+
+
+_THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
+
+
+def refuse_wrong(recipe: Recipe, request: Request) -> None:
+    """Refuses what is wrong whatever the machine: told at once, before torch is imported or a process is started.
+
+    Raises:
+        InputError: there is no such variant, model or GPU, or a sequence is longer than the model allows.
+        SettingError: settings that no recipe takes, or that contradict each other or the batch.
+    """
+    described_gpu(request.gpu, request.gpu_memory)
+    if request.ram:
+        parse_size(request.ram, "--ram")
+    if request.variant not in (known := (*recipe.variants, "auto")):
+        raise InputError(
+            f"recipe {recipe.name!r} has no variant {request.variant!r}"
+            f"{did_you_mean(request.variant, known)}; it has: {', '.join(known)}"
+        )
+    chosen = request.arguments
+    if request.max_steps is not None and chosen.get("max_steps", request.max_steps) != request.max_steps:
+        raise SettingError(
+            f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']}: the same setting. Give one "
+            "of them"
+        )
+    problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
+    for name in sorted(_THE_VARIANT_S & chosen.keys()):
+        problems.append(
+            f"--set {name}: the variant sets it, and its memory was computed with it. Choose another with --variant"
+        )
+    if "num_train_epochs" in chosen:
+        problems.append("--set num_train_epochs: no effect, because a recipe counts steps. Use --max-steps")
+    if problems:
+        raise SettingError("\n".join(problems))
+    name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
+    longest = longest_sequence(recipe.model.architecture) if own else refuse_absent(name, known=False)
+    if find_task(recipe.task).auto_class == "AutoModelForCausalLM":  # others read the length in their own way
+        refuse_too_long(name, request.sequence_length, longest, "--sequence-length ")
+    gpus = request.gpus or 1
+    if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for
+        split_batch(recipe.sequences_per_step, 1, gpus * request.nodes, chosen)
+
+
+def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
+    """Refuses settings that the setup's variant would silently ignore, or change behind the user's back.
+
+    Raises:
+        SettingError: says which, and why.
+    """
+    if "optim" not in chosen:
+        return
+    if "optimizer.class" in setup:
+        raise SettingError(
+            f"--set optim={chosen['optim']}: no effect, because variant {setup.preset!r} has its own optimizer "
+            f"({setup['optimizer.class'].split(':')[1]}). Choose another with --variant"
+        )
+    if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
+        offloaded = "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]
+        why = (
+            "accelerate silently replaces an offloaded optimizer with DeepSpeedCPUAdam"
+            if offloaded
+            else "the variant's memory was computed with AdamW's states, split between the GPUs"
+        )
+        raise SettingError(
+            f"--set optim={chosen['optim']}: {why}; variant {setup.preset!r} works with adamw_torch only"
+        )
+
+
+BF16_SUM_ERROR: Final[Mapping[int, tuple[float, float]]] = {
+    2: (0.001748, 0.006886),
+    4: (0.002555, 0.006837),
+    8: (0.003431, 0.006571),
+    16: (0.004564, 0.006488),
+    32: (0.006232, 0.006290),
+}
+"""Micro-batches a step → (relative error of summing their gradients in bf16, and of bf16 arithmetic in any case).
+Measured: benchmarks/results/bf16_accumulation.json, with which a test compares these."""
+
+
+def summing_note(setup: Setup) -> str | None:
+    """The note for a setup that sums micro-gradients in bf16; None for any other. DeepSpeed accumulates apart, and
+    adapters keep fp32 gradients."""
+    count = int(setup.get("arguments.gradient_accumulation_steps", 1))
+    if count == 1 or setup.get("model.dtype") != "bfloat16":
+        return None
+    if "deepspeed.config" in setup or setup.section("adapter"):
+        return None
+    measured = [number for number in BF16_SUM_ERROR if number >= count]
+    cost = ""
+    if measured:
+        summing, arithmetic = BF16_SUM_ERROR[min(measured)]
+        cost = (
+            f": an error of {_percent(summing)} of the gradient's norm, measured with {min(measured)} on a small "
+            f"GPT-2, beside {_percent(arithmetic)} that bf16 arithmetic costs in any case"
+        )
+    return (
+        f"The gradients of the {count} micro-batches of a step are summed in bf16{cost} "
+        f"({documentation('techniques/precision.md')}). A larger micro-batch needs fewer sums."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,121 @@
+"""Images with one label each → a batch of pixels, for models that classify them; the files are opened a batch at a
+time, in the data loader's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from hf_memkit.catalog.models import ModelFacts, hub_reachable, quiet_transformers
+from hf_memkit.common.errors import InputError
+from hf_memkit.recipes.tasks.media import loader_arguments, whole_config
+from hf_memkit.recipes.tasks.task import Settings, Task
+from hf_memkit.setup.setup import Setup
+
+_SMALLEST_CROP: Final = 0.25
+
+_TRAIN: Final = ("train", "training")
+_HELD_OUT: Final = ("validation", "val", "valid", "dev", "eval", "test", "testing")
+
+
+class _ImageClassification(Task):
+    name: ClassVar[str] = "image-classification"
+    auto_class: ClassVar[str] = "AutoModelForImageClassification"
+    packages: ClassVar[tuple[str, ...]] = ("PIL",)
+    columns: ClassVar[Mapping[str, str]] = {"image": "image", "label": "label"}
+    local_form: ClassVar[str] = (
+        "a folder with a folder of images for each label, or a table with the columns image and label"
+    )
+    script: ClassVar[str] = "train_images"
+    rows: ClassVar[str] = "image_rows"
+    script_needs: ClassVar[tuple[str, ...]] = ("pillow",)
+    script_reads: ClassVar[tuple[str, ...]] = ("smallest_crop",)
+    takes_length: ClassVar[bool] = False
+    made_up_by: ClassVar[str] = "made_up_images"
+
+    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
+        """Patches and the class token: the config decides.
+
+        Raises:
+            InputError: another length was asked for.
+        """
+        found = _patches(model.config) or default
+        if asked is not None and asked != found:
+            raise InputError(
+                f"--sequence-length {asked}: {model.name} makes {found} tokens of each image (its patches and a class "
+                f"token). Remove the option, or choose a --model with another image_size or patch_size"
+            )
+        return found
+
+    def data_settings(self, data: Any) -> Settings:
+        return {
+            "smallest_crop": (
+                _SMALLEST_CROP,
+                "to train on, a random part of at least this share of an image is scaled to the model's size, and "
+                "mirrored half of the time: so a small data set is not memorised",
+            )
+        }
+
+    def arguments(self, data: Any) -> Settings:
+        return {
+            **loader_arguments("open, crop and scale images"),
+            "label_names": (["labels"], "what the collator calls them"),
+            "prediction_loss_only": (False, "an evaluation also counts right answers"),
+            "batch_eval_metrics": (True, "batch by batch: no logits are kept"),
+        }
+
+    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
+        """As ImageFolder has them, its column of paths is `file_name`."""
+        return {**columns, "image": columns["image"] if columns["image"] in there else "file_name"}
+
+    def folders(self, path: Path) -> Mapping[str, Any]:
+        parts = zip(("train", "held_out"), _parts(path), strict=False)
+        return {"folders": {name: str(folder.resolve()) for name, folder in parts}}
+
+    def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+        if own:
+            return {}, ()
+        processor, why = _image_processor(setup)
+        return {"image_size": (dict(processor.size), why)}, ()
+
+
+def _patches(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a vision transformer makes of an image; None for models of another kind."""
+    whole = whole_config(config)
+    size, patch = getattr(whole, "image_size", None), getattr(whole, "patch_size", None)
+    if not isinstance(size, int) or not isinstance(patch, int):
+        return None
+    return int((size // patch) ** 2 + 1)
+
+
+def _parts(root: Path) -> tuple[Path, ...]:
+    """(folder to train on, folder that is held out), where the data has such parts; else the whole."""
+    names = {folder.name.lower(): folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "."}
+    train = next((names[name] for name in _TRAIN if name in names), None)
+    if train is None or names.keys() - {*_TRAIN, *_HELD_OUT}:
+        return (root,)
+    return (train, *(names[name] for name in _HELD_OUT if name in names))
+
+
+def _image_processor(setup: Setup) -> tuple[Any, str]:
+    """(the image processor, why this one)."""
+    name, why = setup["data.tokenizer"], "a small model has its own image size"
+    with quiet_transformers():
+        # Here, because importing it says that torchvision would be faster.
+        from transformers import AutoImageProcessor, ViTImageProcessor
+
+        if name is not None:
+            try:
+                return AutoImageProcessor.from_pretrained(name, local_files_only=not hub_reachable()), (
+                    f"the model's own ({name})"
+                )
+            except Exception as error:  # missing, gated or broken files, an unknown class: no common base class
+                why = f"{name} gave none ({type(error).__name__})" if hub_reachable() else f"{name} cannot be reached"
+        size = getattr(whole_config(setup["model.architecture"]), "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        processor = ViTImageProcessor(size={"height": height, "width": width})
+    return processor, f"made here: {width} × {height} pixels, values from -1 to 1, as the first ViT has it; {why}"
+
+
+TASK = _ImageClassification()

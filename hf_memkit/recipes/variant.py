@@ -1,0 +1,179 @@
+"""One variant of a recipe, with one kind of checkpointing, on one machine → its setup, every choice with its reason.
+
+It loads no weights and changes nothing on disk. Which variant and which kind it shall be,
+`hf_memkit.recipes.variant_search` says. Where there is no GPU, `hf_memkit.recipes.rehearse` makes the setup that runs
+instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
+from hf_memkit.catalog.hardware import Machine
+from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.common.errors import SettingError
+from hf_memkit.presets import apply_preset
+from hf_memkit.presets.compose import leave_out_impossible
+from hf_memkit.presets.sharing import share_among_processes
+from hf_memkit.recipes.schema import NO_CHECKPOINTING, Recipe
+from hf_memkit.recipes.settings import CHECKPOINTS, model_and_data, refuse_ignored, saving, summing_note
+from hf_memkit.recipes.tasks import DEFAULT_TASK, find_task
+from hf_memkit.run.folder import default_output
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.request import Request
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.batch import split_batch
+from hf_memkit.setup.techniques.registry import Family
+
+MULTIPLE: Final = 1024
+"""Tokens: a length that is solved for is a multiple of this. Finer steps would change nothing that matters, and tensor
+cores like multiples of 64 elements (`presets/sizes.py`)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What one setup of a recipe is made from.
+
+    Attributes:
+        recipe, request: what is resolved, and what was asked for beyond it.
+        machine: where it will run; it has a GPU.
+        model: its shapes.
+        shortest: tokens in a sequence: asked for, or the recipe's.
+        variant: one of the recipe's.
+        checkpointing: one of the variant's kinds; empty where it lists none.
+        length: tokens in a sequence that are tried, where the longest that fits is wanted.
+    """
+
+    recipe: Recipe
+    request: Request
+    machine: Machine
+    model: ModelFacts
+    shortest: int
+    variant: str = ""
+    checkpointing: str = ""
+    length: int | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """What its GPU leaves."""
+        assert self.machine.gpu is not None
+        return self.machine.gpu.usable_bytes
+
+    @property
+    def solves(self) -> bool:
+        """Whether the sequence is made as long as fits."""
+        return self.recipe.variants[self.variant].solve_for == "sequence" and not self.request.sequence_length
+
+    def setup(self) -> Setup:
+        """The setup; what the machine lacks for it is in its `problems`.
+
+        Raises:
+            SettingError: requests that contradict each other, the batch or the variant.
+        """
+        tokens = self.length or self.shortest
+        why = "asked for" if self.request.sequence_length or self.length else "the recipe's"
+        return leave_out_impossible(
+            self.variant,
+            self.recipe.variants[self.variant].techniques,
+            lambda left_out: self._build(tokens, why, left_out),
+        )
+
+    def _build(self, sequence_length: int, why_length: str, left_out: Mapping[str, str]) -> Setup:
+        """Preset, then model and data, then arguments, then what the user set."""
+        recipe, request, machine, model, name = self.recipe, self.request, self.machine, self.model, self.variant
+        variant, chosen, gpus = recipe.variants[name], request.arguments, request.gpus or 1
+        micro_batch, accumulation, batch_reason = split_batch(
+            recipe.sequences_per_step, variant.micro_batch_size, gpus * request.nodes, chosen
+        )
+        output = request.output or default_output(recipe.name, name)
+        # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
+        nvme_path = str(Path(request.nvme_path) / Path(output).name if request.nvme_path else Path(output) / "nvme")
+        job = Job(
+            model, machine, micro_batch, sequence_length, nvme_path, variant.values, gpus, request.nodes, accumulation,
+        )  # fmt: skip
+        task = find_task(recipe.task)
+        made = self._techniques(job, left_out)
+        setup = share_among_processes(replace(made, request=request), job)
+        refuse_ignored(setup, chosen)
+        if request.nvme_path and request.variant != "auto" and not setup.ledger.total_bytes("disk"):
+            instead = f", or replace --variant {name} with --variant infinity" if "infinity" in recipe.variants else ""
+            raise SettingError(f"--nvme-path: variant {name!r} does not use the disk. Remove --nvme-path{instead}")
+        setup = model_and_data(setup, recipe, request, model, sequence_length, why_length)
+        steps = request.max_steps or chosen.get("max_steps") or recipe.steps
+        steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
+        save_steps, limit, save_reason = saving(setup, machine, model, int(steps))
+        setup = setup.put_all(
+            "arguments",
+            {
+                "output_dir": (output, "where checkpoints, records and the trained model go"),
+                "per_device_train_batch_size": (micro_batch, batch_reason),
+                "gradient_accumulation_steps": (accumulation, batch_reason),
+                "per_device_eval_batch_size": (micro_batch, "evaluation then needs no more memory than training"),
+                "prediction_loss_only": (True, "keeping the logits of an evaluation fills the GPU"),
+                "max_steps": (steps, steps_reason),
+                "lr_scheduler_type": ("cosine", "decays to zero over the run"),
+                "eval_strategy": ("steps", "an evaluation at the end"),
+                "eval_steps": (steps, "at the last step"),
+                "eval_on_start": (True, "and one before, to see what training changed"),
+                "logging_steps": (10, "each log reads the loss from the GPU, and waits for it"),
+                "save_strategy": ("steps" if save_steps else "no", save_reason),
+                "seed": (42, "same seed, same run"),
+                "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
+            },
+        )
+        setup = setup.put_all("arguments", task.arguments(recipe.data))
+        defaults: dict[str, tuple[Any, str]] = {
+            "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
+            "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
+            "weight_decay": (0.01, "AdamW's default decay, not on biases and norms"),
+            "max_grad_norm": (1.0, "Trainer's default: it limits what one bad batch changes"),
+        }
+        # An optimizer that scales its learning rate by the batch, or that nothing can clip, has said so already.
+        said = {key for key in defaults if f"arguments.{key}" in setup}
+        setup = setup.put_all("arguments", {key: value for key, value in defaults.items() if key not in said})
+        if save_steps:
+            setup = setup.put("arguments.save_steps", save_steps, f"about {CHECKPOINTS} checkpoints in the run")
+            setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")
+        setup = task.settled(setup)
+        for key, value in chosen.items():
+            setup = setup.put(f"arguments.{key}", value, "--set")
+        if setup.get("arguments.fp16") and overflow_in_fp16(model.config.get("model_type")):
+            setup = setup.with_problems(
+                ["would compute in fp16, where T5's activations overflow; it needs a GPU with bf16"]
+            )
+        note = summing_note(setup)
+        return setup if note is None else setup.with_notes(note)
+
+    def _techniques(self, job: Job, left_out: Mapping[str, str]) -> Setup:
+        """The variant's techniques and its kind of checkpointing, with their ledger."""
+        kind, techniques = self.checkpointing, self.recipe.variants[self.variant].techniques
+        without: tuple[Family, ...] = ("checkpointing",) if kind == NO_CHECKPOINTING else ()
+        return apply_preset(
+            self.variant,
+            job,
+            techniques if kind in ("", NO_CHECKPOINTING) else [*techniques, kind],
+            without=without,
+            left_out=left_out,
+            change=self._with_own_optimizer,
+        )
+
+    def _with_own_optimizer(self, made: Setup) -> Setup:
+        """The ledger counts the states of the optimizer that the user set, and the loss of the task's Trainer."""
+        task, chosen = find_task(self.recipe.task), self.request.arguments
+        if self.recipe.task != DEFAULT_TASK:
+            made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+        return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
+
+
+def needs_less(recipe: Recipe, setup: Setup) -> tuple[str, ...]:
+    """The options of this recipe that need less memory than `setup`, to be typed as they stand."""
+    batch, length = setup.micro_batch_size, setup.sequence_length
+    options = [f"--set per_device_train_batch_size={batch // 2}"] if batch > 1 else []
+    if find_task(recipe.task).takes_length and length >= 4:
+        options.append(f"--sequence-length {length // 2}")
+    variants = list(recipe.variants)
+    return (*options, *(f"--variant {name}" for name in variants[variants.index(setup.preset) + 1 :]))

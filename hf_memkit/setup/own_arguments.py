@@ -1,0 +1,279 @@
+"""The user's own arguments, at every door: `--set key=value`, `--args FILE`, a dict, a TrainingArguments.
+
+Out: plain data, under today's names, each of its field's type; or an error that lists all that is wrong. Names that
+are no field of TrainingArguments are refused, but for those of a file: its script has arguments of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from hf_memkit.catalog import library_versions
+from hf_memkit.catalog.argument_values import checked, convert, misspelt
+from hf_memkit.catalog.former_arguments import former_arguments
+from hf_memkit.common.errors import InputError, SettingError, did_you_mean
+from hf_memkit.setup.request import below_one
+
+LENGTH_NAMES: Final = ("block_size", "max_length", "max_seq_length")
+"""Arguments of scripts that say how long a sequence is, in tokens (transformers' run_clm, TRL)."""
+
+_COUNTS: Final = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+
+_NO_MEMORY: Final = frozenset(
+    {
+        "output_dir", "run_name", "report_to", "logging_dir", "project", "trackio_space_id", "hub_model_id",
+        "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision", "push_to_hub", "use_cpu",
+        "local_rank", "log_level", "log_level_replica", "resume_from_checkpoint", "do_train", "do_eval", "do_predict",
+        "disable_tqdm", "seed", "data_seed",
+    }
+)  # fmt: skip
+"""Fields that decide no memory. `use_cpu` is how bf16 is asked for on a machine without a GPU; a token is no one's
+business."""
+
+
+class ReadFile(Protocol):
+    """What was read of a file (`hf_memkit.checks.reading`)."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def content(self) -> Mapping[str, Any]: ...
+    @property
+    def duplicates(self) -> tuple[str, ...]: ...
+    @property
+    def refusal(self) -> str: ...
+
+
+def is_field(name: str) -> bool:
+    """Whether TrainingArguments has a field of this name."""
+    return name in library_versions.argument_types()
+
+
+def wrong_counts(values: Mapping[str, Any], *further: str) -> list[str]:
+    """A line for each count among `values` that is none. `further`: names that are counts here too."""
+    return below_one({name: values[name] for name in sorted((*_COUNTS, *further)) if name in values})
+
+
+def read_pairs(
+    pairs: Iterable[str], elsewhere: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
+
+    Args:
+        pairs: `key=value`.
+        elsewhere: fields that cannot be set here, each with what to do instead.
+        further: name → type of fields that a recipe's own Trainer has beyond TrainingArguments.
+
+    Raises:
+        SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
+    """
+    pairs, elsewhere = list(pairs), elsewhere or {}
+    if not pairs:
+        return {}  # without looking at transformers, which takes seconds to import
+    hints = ChainMap(dict(further or {}), library_versions.argument_types())  # type: ignore[arg-type] # only looked up
+    values: dict[str, Any] = {}
+    problems = []
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = library_versions.current_name(name.strip())
+        if not equals or not name:
+            problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
+        elif name in elsewhere:
+            problems.append(f"--set {name}: cannot be set here: {elsewhere[name]}")
+        elif name not in hints:
+            problems.append(f"--set {name}: no field of TrainingArguments{_instead(name, text.strip(), hints)}")
+        else:
+            try:
+                values[name] = convert(text.strip(), hints[name])
+            except ValueError as error:
+                problems.append(f"--set {name}={text.strip()}: {error}")
+    if problems:
+        raise SettingError("\n".join(problems))
+    return values
+
+
+def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(values of techniques, fields of TrainingArguments) of `--set key=value`; `kinds`: name of a value → its type.
+
+    Raises:
+        SettingError: as `read_pairs`.
+    """
+    values: dict[str, Any] = {}
+    fields, problems = [], []
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name.strip() not in kinds:
+            fields.append(pair)
+            continue
+        try:
+            values[name.strip()] = convert(text.strip(), kinds[name.strip()])
+        except ValueError as error:
+            problems.append(f"--set {pair}: {error}")
+    parsed: dict[str, Any] = {}
+    try:
+        parsed = read_pairs(fields)
+    except SettingError as error:
+        for line in str(error).splitlines():
+            name = line.removeprefix("--set ").partition(":")[0]
+            unknown = kinds and "no field of TrainingArguments" in line
+            problems.append(
+                f"{line}{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}" if unknown else line
+            )
+    if problems:
+        raise SettingError("\n".join(problems))
+    return values, parsed
+
+
+def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
+    """What the user's file holds, arguments of the script's own included; and what was changed for that.
+
+    Raises:
+        InputError: it is no file of arguments, or has a key twice.
+        SettingError: values of the wrong type, and names that nearly are a field's.
+    """
+    if file.refusal:
+        raise InputError(f"--args {file.path}: {file.refusal}")
+    if file.kind != "arguments":
+        what = "recipe" if file.kind == "recipe" else "DeepSpeed config"
+        raise InputError(
+            f"--args {file.path}: a {what}; give a YAML or JSON file of TrainingArguments"
+            f"{'' if what == 'recipe' else f', such as one with deepspeed: {file.path}'}"
+        )
+    if file.duplicates:
+        raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
+    found, problems = checked(file.content)
+    for name in found:
+        if near := misspelt(str(name)):
+            problems.append(f"{name}: no field of this name; did you mean {' or '.join(map(repr, near))}?")
+    if problems:
+        raise SettingError("\n".join(f"{file.path}: {problem}" for problem in problems))
+    notes = []
+    for given, value in file.content.items():
+        name = library_versions.current_name(given)
+        if type(value) is not type(found[name]) and isinstance(value, str | bool):
+            notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
+    return found, notes
+
+
+def _instead(name: str, value: Any, known: Iterable[str]) -> str:
+    """What to write instead of a name that is no field: the successor of a former field, or a field of nearly that
+    name."""
+    former = former_arguments({name: value}).get(name)
+    return did_you_mean(name, known) if former is None else f"; {former.fix} ({former.why})"
+
+
+def former_lines(path: str | Path | None, own: Mapping[str, Any]) -> list[str]:
+    """A line for each argument of the user's file that the installed libraries no longer have."""
+    found = {} if path is None else former_arguments(own)
+    return [f"{path}: {name} has no effect: {former.fix} ({former.why})" for name, former in found.items()]
+
+
+def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:
+    """The tokens of a sequence that the user's own file names, which is noted."""
+    key = next((key for key in LENGTH_NAMES if type(own.get(key)) is int), None)
+    if key is None:
+        return None
+    notes.append(f"sequences of {own[key]} tokens: your {key}")
+    return int(own[key])
+
+
+def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -> dict[str, Any]:
+    """The fields of a dict.
+
+    Args:
+        given: name → value.
+        place: what the caller calls it, for messages.
+        also: names that are fields here too.
+
+    Raises:
+        SettingError: a name or a value is wrong.
+    """
+    if not given:
+        return {}  # without looking at transformers, which takes seconds to import
+    known = library_versions.argument_types()
+    found, problems = checked(given)
+    problems += [
+        f"{name}: no field of TrainingArguments{_instead(str(name), found[name], known)}"
+        for name in found
+        if name not in known and name not in also
+    ]
+    problems += wrong_counts(found)
+    if problems:
+        raise SettingError("\n".join(f"{place}: {problem}" for problem in problems))
+    return found
+
+
+def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
+    """(the fields that differ from their defaults and decide memory; notes on what was left out).
+
+    Args:
+        args: a `TrainingArguments`, one of a subclass, a dict of fields, or None.
+
+    Raises:
+        InputError: it is none of them, or a field cannot be passed on.
+        SettingError: a name or a value of a dict is wrong.
+    """
+    notes: list[str] = []
+    if args is None:
+        return {}, notes
+    if isinstance(args, Mapping):
+        found = read_mapping(args, "args", also=library_versions.GENERATION_FIELDS)
+    elif dataclasses.is_dataclass(args) and not isinstance(args, type) and hasattr(args, "train_batch_size"):
+        found, notes = _different(args)
+    else:
+        raise InputError(
+            f"args: expected TrainingArguments or a dict of its fields, got {type(args).__name__}. A dict also "
+            f"accepts bf16=True on a machine without a GPU"
+        )
+    return {name: value for name, value in found.items() if name not in _NO_MEMORY}, notes
+
+
+def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
+    """Fields that are not what they are without being set: some are changed when the object is made."""
+    from transformers import Seq2SeqTrainingArguments, TrainingArguments
+
+    kind = Seq2SeqTrainingArguments if isinstance(args, Seq2SeqTrainingArguments) else TrainingArguments
+    plain = kind(output_dir=args.output_dir, use_cpu=True)
+    found = {}
+    for field in dataclasses.fields(kind):
+        value = getattr(args, field.name, None)
+        if not field.init or field.name in _NO_MEMORY or _plain(value) == _plain(getattr(plain, field.name)):
+            continue
+        try:
+            found[library_versions.current_name(field.name)] = json.loads(json.dumps(_plain(value)))
+        except (TypeError, ValueError):
+            raise InputError(
+                f"args.{field.name}={value!r}: not a plain value. Use numbers, text, booleans, lists or dicts"
+            ) from None
+    notes = []
+    known = {field.name for field in dataclasses.fields(kind)}
+    more = [
+        field.name
+        for field in dataclasses.fields(args)
+        if field.name not in known and getattr(args, field.name, None) != _default(field)
+    ]
+    if more:
+        notes.append(f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(more)}")
+    return found, notes
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.to_dict() if hasattr(value, "to_dict") else value

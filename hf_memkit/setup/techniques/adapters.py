@@ -1,0 +1,119 @@
+"""LoRA and QLoRA: low-rank adapters are trained, the model's own weights are only read."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import Bounds, technique
+
+RANK: Final = 16
+"""Of adapters, where nobody asks for another; they are scaled by twice that."""
+TARGETS: Final = "all-linear"
+
+_VALUES: Final = {"rank": int, "alpha": int, "dropout": float}
+QUANTIZATION: Final = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+"""Fields of a `BitsAndBytesConfig`, without the dtype that is computed in."""
+
+_BOUNDS: Final[Bounds] = {"rank": (1, None), "alpha": (1, None), "dropout": (0, 1)}
+
+_NOT_FULL = (
+    "Only LoRA adapters are trained: the model's own weights stay as they are. What is saved is the adapter; "
+    "merge_and_unload() makes one model of both."
+)
+
+
+@technique(
+    "lora",
+    family="adapters",
+    saves="gradients and optimizer states of the whole model: only low-rank adapters are trained",
+    costs="capacity to learn: it suits a new style or task and not new knowledge; a little time for the adapters",
+    not_when="all weights must be trained",
+    packages=("peft",),
+    values=_VALUES,
+    bounds=_BOUNDS,
+)
+def lora(setup: Setup) -> Setup:
+    """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen.
+
+    Saves gradients and optimizer states of the whole model: 12 bytes a parameter of fp32 AdamW training. Costs
+    capacity to learn: only the adapters change, which suits a new style or task and not new knowledge. It is not full
+    training, and must not be called that.
+
+    Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0).
+    """
+    return _adapters(setup)
+
+
+@technique(
+    "qlora",
+    family="adapters",
+    saves="as lora, and three quarters of the frozen 16-bit weights: 4.13 bits each instead of 16",
+    costs="time: every layer is dequantised each time it is used; the rounding of the frozen weights",
+    not_when="the 16-bit weights fit: lora is faster and exact; or most weights are experts in one tensor, which "
+    "bitsandbytes leaves alone",
+    packages=("peft", "bitsandbytes"),
+    values=_VALUES,
+    bounds=_BOUNDS,
+)
+def qlora(setup: Setup) -> Setup:
+    """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314).
+
+    Saves what LoRA saves, and of every linear layer's weights 16 bits less 4 + 8/64 + 32/(64 × 256). Embeddings, the
+    output layer, norms and biases keep 16 bits. Costs time, and the rounding of the weights: what the adapters learn
+    is learnt beside the rounded ones.
+
+    Values: as `lora`.
+    """
+    job = setup.resolved_for
+    dtype = "bfloat16" if job.bf16 else "float16"
+    return _adapters(setup).put(
+        "model.quantization",
+        {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype},
+        f"NF4 because bitsandbytes' default fp4 rounds a third worse; doubly quantised: 0.37 bits a weight less; "
+        f"products in {dtype}, which {job.gpu_name} computes in: the default is fp32, also under autocast",
+    )
+
+
+def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
+    """What PEFT must know of a model, and why: its kind, which names the class that wraps it (peft: mapping.py,
+    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that must be trained whole because it is new.
+
+    Args:
+        kind: name of the model's class; None: a causal language model.
+    """
+    if kind is None or kind.endswith(("ForCausalLM", "LMHeadModel")):
+        return {"task_type": ("CAUSAL_LM", "a causal language model")}
+    if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head anyway
+        return {"task_type": ("SEQ_CLS", "a classifier of sequences: its new head is trained whole")}
+    if kind.endswith("ForTokenClassification"):
+        return {"task_type": ("TOKEN_CLS", "a classifier of tokens: its new head is trained whole")}
+    if kind.endswith("ForQuestionAnswering"):
+        return {"task_type": ("QUESTION_ANS", "a model that marks answers: its new head is trained whole")}
+    if kind.endswith(("ForImageClassification", "ForAudioClassification")):
+        return {"modules_to_save": (["classifier"], "the head is new and must be trained whole")}
+    if kind.endswith("ForConditionalGeneration") and not kind.startswith(_SPEECH):
+        return {"task_type": ("SEQ_2_SEQ_LM", "an encoder and a decoder of text")}
+    return {}
+
+
+_SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
+"""Encoders of sound: PEFT's class for encoder and decoder knows text only, and its plain one takes any input."""
+
+
+def _adapters(setup: Setup) -> Setup:
+    job = setup.resolved_for
+    rank = int(job.values.get("rank", RANK))
+    alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
+
+    def why(value: str, default: str) -> str:
+        return "asked for" if value in job.values else default
+
+    return setup.put_all(
+        "adapter",
+        told_of_model(job.model.model_class if job.model is not None else None),
+        r=(rank, why("rank", "enough for most tasks at a few MB")),
+        lora_alpha=(alpha, why("alpha", "twice the rank: the update keeps its scale")),
+        lora_dropout=(dropout, why("dropout", "none: the adapters are small already")),
+        target_modules=(TARGETS, "every linear layer of the blocks, not attention alone"),
+    ).with_notes(_NOT_FULL)

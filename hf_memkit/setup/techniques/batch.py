@@ -1,0 +1,190 @@
+"""The global batch: micro-batch × accumulation × processes = sequences a step, exactly or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from hf_memkit.common.errors import InputError, SettingError
+from hf_memkit.common.resources import documentation
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import technique
+
+
+@technique(
+    "global-batch",
+    family="batch",
+    saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
+    costs="time where a micro-batch is too small to fill the GPU; from two micro-batches on the gradients are held "
+    "between them",
+    not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
+)
+def global_batch(setup: Setup) -> Setup:
+    """The job's batch as one that is exact, whatever part of it goes through the model at once.
+
+    Trainer divides the loss of every micro-batch by the number of labels in the whole window, so that the sum of the
+    gradients is that of one big batch, with unequal lengths and a last window that is not full
+    (transformers 5.23.0: trainer.py, `_get_num_items_in_batch`). What would break that is set here too.
+    """
+    job = setup.resolved_for
+    whole = job.micro_batch_size * job.accumulation * job.processes
+    each = f" × {job.processes} processes" if job.processes > 1 else ""
+    reason = f"{job.micro_batch_size} × {job.accumulation}{each} = {whole} sequences a step"
+    setup = setup.put_all(
+        "arguments",
+        per_device_train_batch_size=(job.micro_batch_size, reason),
+        gradient_accumulation_steps=(job.accumulation, reason),
+        auto_find_batch_size=(False, "after an out-of-memory error it would train with another global batch"),
+        average_tokens_across_devices=(True, "the mean is over the labels of all processes, not of each"),
+    )
+    return setup.with_notes(
+        f"The learning rate belongs to the {whole} sequences a step: splitting them differently leaves it as it is. "
+        f"For another global batch see {documentation('techniques/batch.md')}."
+    )
+
+
+def scaled_learning_rate(
+    rate: float, batch: int, new_batch: int, rule: Literal["linear", "sqrt"]
+) -> tuple[float, str]:
+    """(learning rate, reason) for another global batch.
+
+    >>> scaled_learning_rate(1e-4, 32, 128, "sqrt")[0]
+    0.0002
+
+    Args:
+        rate: what is known to work with `batch`.
+        batch, new_batch: sequences (or tokens) an optimizer step, all processes together.
+        rule: "linear" for SGD with momentum, with warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.1); "sqrt"
+            for Adam and its kin, where the gradient's scale cancels (Malladi et al. 2022, arXiv 2205.10287, section
+            5; Krizhevsky 2014, arXiv 1404.5997, section 5 has it for SGD too).
+
+    Raises:
+        InputError: a rate or a batch that is not above 0, or another rule.
+    """
+    if not rate > 0 or batch < 1 or new_batch < 1:
+        raise InputError(f"learning rate {rate} for batches of {batch} and {new_batch}: all three must be above 0")
+    if rule not in ("linear", "sqrt"):
+        raise InputError(f"learning-rate rule {rule!r}: give 'linear' (SGD) or 'sqrt' (Adam)")
+    ratio = new_batch / batch
+    factor = ratio if rule == "linear" else math.sqrt(ratio)
+    source = "Goyal et al. 2017, arXiv 1706.02677" if rule == "linear" else "Malladi et al. 2022, arXiv 2205.10287"
+    root = "" if rule == "linear" else "√"
+    return rate * factor, f"{rate:g} × {root}({new_batch} / {batch}) ({source}): a starting point, not a guarantee"
+
+
+def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: int = 1) -> int:
+    """How many micro-batches make up one optimizer step in each process.
+
+    >>> accumulation_for(32, 4)
+    8
+    >>> accumulation_for(32, 4, processes=2)
+    4
+
+    Raises:
+        SettingError: they do not divide; names the nearest micro-batches, or numbers of processes, that do.
+    """
+    return _divide(sequences_per_step, micro_batch_size, processes, "per_device_train_batch_size")
+
+
+def micro_batch_for(sequences_per_step: int, accumulation: int, processes: int = 1) -> int:
+    """How many sequences go through the model at once in each process.
+
+    Raises:
+        SettingError: they do not divide; names the nearest accumulations, or numbers of processes, that do.
+    """
+    return _divide(sequences_per_step, accumulation, processes, "gradient_accumulation_steps")
+
+
+def micro_batches(sequences_per_step: int, processes: int = 1) -> list[int]:
+    """The micro-batches that make up the batch exactly, in rising order.
+
+    Raises:
+        SettingError: the processes do not divide the batch; names the nearest numbers that do.
+    """
+    return _divisors(_share(sequences_per_step, processes))
+
+
+def split_batch(
+    sequences_per_step: int, micro_batch_size: int, processes: int, chosen: Mapping[str, Any]
+) -> tuple[int, int, str]:
+    """(micro-batch, accumulation, reason). Whichever of the two the user sets, the other makes up for it.
+
+    Args:
+        sequences_per_step: what an optimizer step reads, all processes together.
+        micro_batch_size: what is wanted; the nearest smaller one where it does not divide what a process has.
+        processes: one GPU each.
+        chosen: what the user set, by field of TrainingArguments.
+
+    Raises:
+        SettingError: the batch does not come out exactly; names the nearest choices.
+    """
+    whole = sequences_per_step
+    micro = chosen.get("per_device_train_batch_size")
+    accumulation = chosen.get("gradient_accumulation_steps")
+    lowered = ""
+    if micro is not None and accumulation is not None:
+        if micro * accumulation * processes != whole:
+            each = f" × {processes} processes" if processes > 1 else ""
+            raise SettingError(
+                f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation}{each} is "
+                f"{micro * accumulation * processes} sequences a step, but {whole} were requested. Set one "
+                f"of them; memkit derives the other"
+            )
+    elif accumulation is not None:
+        micro = micro_batch_for(whole, accumulation, processes)
+    elif micro is not None:
+        accumulation = accumulation_for(whole, micro, processes)
+    else:
+        share = _share(whole, processes)
+        micro = max(d for d in _divisors(share) if d <= micro_batch_size)
+        accumulation = share // micro
+        if micro != micro_batch_size:
+            why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
+            lowered = f"; {micro_batch_size} a GPU {why}"
+    each = f" × {processes} processes" if processes > 1 else ""
+    return (
+        micro,
+        accumulation,
+        f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}",
+    )
+
+
+def _share(sequences: int, processes: int) -> int:
+    """Sequences a step and process.
+
+    Raises:
+        SettingError: they do not divide; names the nearest numbers of processes and of sequences that do.
+    """
+    if sequences % processes:
+        raise SettingError(
+            f"{sequences} sequences a step do not divide by {processes} processes. Use "
+            f"{_around(processes, _divisors(sequences))} processes (--gpus × --nodes), or "
+            f"{_around(sequences, (sequences // processes * processes, -(-sequences // processes) * processes))} "
+            f"sequences a step"
+        )
+    return sequences // processes
+
+
+def _divide(sequences: int, part: int, processes: int, name: str) -> int:
+    share = _share(sequences, processes)
+    if part >= 1 and share % part == 0:
+        return share // part
+    what = f"{share} sequences a step" if processes == 1 else f"the {share} sequences of each process a step"
+    raise SettingError(f"{name}={part} does not divide {what}. Use one of {_nearest(part, _divisors(share))}")
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _around(number: int, choices: Iterable[int]) -> str:
+    """The nearest of `choices` below `number` and above it, and above 0."""
+    above_zero = [choice for choice in choices if choice > 0]
+    below, above = [c for c in above_zero if c < number], [c for c in above_zero if c > number]
+    return " or ".join(str(choice) for choice in (*([max(below)] if below else ()), *([min(above)] if above else ())))
+
+
+def _nearest(number: int, choices: Iterable[int]) -> str:
+    near = sorted(choices, key=lambda choice: (abs(choice - number), choice))[:3]
+    return ", ".join(str(choice) for choice in sorted(near))

@@ -1,0 +1,114 @@
+"""Activation checkpointing: keep little of the forward pass, and compute the rest again in backward.
+
+Five ways, of which a setup takes one: every layer, every n-th layer, segments of several layers, all but the matrix
+products, and every layer with the inputs in host memory. Each is looked after in the first step: a part raises an
+error if fewer layers were recomputed than the setup says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import technique
+
+_REENTRANT = "the reentrant form gives a layer no gradients where none of its inputs needs one; torch advises this one"
+
+
+@technique(
+    "activation-checkpointing",
+    family="checkpointing",
+    saves="all activations except one layer's and each layer's input",
+    costs="about one more forward pass: a third more arithmetic",
+    not_when="activations are not what fills the GPU (short sequences, small batches)",
+)
+def every_layer(setup: Setup) -> Setup:
+    """Checkpoint every layer, through Trainer's own switch."""
+    return _by_trainer(setup, {}, "keeps one input a layer and recomputes the rest: a third more arithmetic")
+
+
+@technique(
+    "every-nth-layer-checkpointing",
+    family="checkpointing",
+    saves="the activations of one layer in n; every layer would save more",
+    costs="less than every layer does: one n-th of a forward pass more",
+    not_when="every layer is needed to fit; larger n means more memory, not less",
+    values={"checkpoint_every": int},
+    bounds={"checkpoint_every": (1, None)},
+)
+def every_nth_layer(setup: Setup) -> Setup:
+    """Checkpoint layers 0, n, 2n …, and let the others keep what they need.
+
+    Values: `checkpoint_every` (n, default 2).
+    """
+    every = int(setup.resolved_for.values.get("checkpoint_every", 2))
+    reason = f"one layer in {every} is recomputed, the others keep their activations: memory given back for speed"
+    return _by_trainer(setup, {"every_n_layers": every}, reason)
+
+
+@technique(
+    "segment-checkpointing",
+    family="checkpointing",
+    saves="inputs of layers: a segment of k layers keeps one; worth it for deep models whose layers keep little",
+    costs="the same arithmetic as every layer, and the activations of k layers at once in backward",
+    not_when="k layers recomputed together outweigh the inputs saved, as with √n layers in all common models",
+    values={"segment_layers": int},
+    bounds={"segment_layers": (1, None)},
+)
+def segments(setup: Setup) -> Setup:
+    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174).
+
+    Values: `segment_layers` (k, default 2).
+    """
+    length = int(setup.resolved_for.values.get("segment_layers", 2))
+    reason = f"{length} layers are recomputed together, and keep one input: memkit predict shows what a length holds"
+    return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)
+
+
+@technique(
+    "selective-checkpointing",
+    family="checkpointing",
+    saves="norms, activation functions and dropout: two fifths to two thirds of the activations",
+    costs="next to no arithmetic, as no large matrix product runs twice",
+    not_when="every layer is needed to fit, which holds a fraction of this",
+)
+def selective(setup: Setup) -> Setup:
+    """Keep the outputs of matrix products and attention, and recompute what lies between them."""
+    reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
+    return _by_part(setup, "checkpoint_selective", {}, reason)
+
+
+@technique(
+    "offloaded-checkpointing",
+    family="checkpointing",
+    saves="the layers' inputs as well: bytes × tokens × width × layers go to pinned host memory",
+    costs="two copies over PCIe of each input, which the GPU waits for; pinned RAM, rounded up to powers of two",
+    not_when="inputs are small (short sequences), or RAM or PCIe is what is short",
+    gpu_only="on a CPU the inputs are in host memory already; which tensors are moved is tested",
+)
+def offloaded(setup: Setup) -> Setup:
+    """Checkpoint every layer and keep the inputs in pinned host memory, through Trainer's own switch."""
+    return _by_trainer(setup, {"offload": True}, "inputs of the layers wait in host memory")
+
+
+def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
+    setup = setup.put_all(
+        "arguments",
+        activation_checkpointing=(True, reason),
+        activation_checkpointing_kwargs=({"use_reentrant": False, **options}, _REENTRANT),
+    )
+    return _verified(setup, int(options.get("every_n_layers", 1)))
+
+
+def _by_part(setup: Setup, part: str, options: dict[str, Any], reason: str) -> Setup:
+    off = "a part does it: Trainer's argument would checkpoint every layer instead"
+    setup = setup.put("arguments.activation_checkpointing", False, off).put(f"model_parts.{part}", options, reason)
+    return _verified(setup, 1)
+
+
+def _verified(setup: Setup, every: int) -> Setup:
+    return setup.put(
+        "trainer_parts.verify_checkpointing",
+        {"every": every},
+        "stops the run if too few layers are recomputed in the first step",
+    )

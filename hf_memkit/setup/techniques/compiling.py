@@ -1,0 +1,112 @@
+"""torch.compile through Trainer's own arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.common.errors import SettingError, did_you_mean
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import technique
+
+BACKENDS: Final[dict[str, str]] = {
+    "inductor": "fused kernels (Triton on a GPU, C++ on a CPU), and fewer activations kept",
+    "cudagraphs": "PyTorch's own kernels, recorded once a shape and replayed",
+    "aot_eager": "PyTorch's own kernels with fewer activations kept: for finding faults, and where no compiler is",
+    "eager": "PyTorch's own kernels in traced order: for finding faults; saves nothing",
+}
+"""Those that train. Source: torch 2.13.0, _dynamo/backends/ (debugging.py, inductor.py, cudagraphs.py), and of these
+the ones that accelerate lets through: accelerate 1.15.0, utils/dataclasses.py, DynamoBackend."""
+
+MODES: Final[dict[str, str]] = {
+    "default": "compiles fastest",
+    "reduce-overhead": "CUDA graphs: less work for the CPU, more memory",
+    "max-autotune": "tries several kernels for each product, with CUDA graphs: compiles for minutes",
+    "max-autotune-no-cudagraphs": "as max-autotune, without CUDA graphs",
+}
+"""Modes of the backend inductor that train. Source: torch 2.13.0, _inductor/__init__.py, list_mode_options."""
+
+GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
+"""Modes that record CUDA graphs: one for each shape, each with its own memory pool."""
+
+_INDUCTOR = "use backend 'inductor'"
+RETIRED: Final[dict[str, str]] = {
+    "nvfuser": f"PyTorch removed nvFuser; {_INDUCTOR}",
+    "aot_nvfuser": f"PyTorch removed nvFuser; {_INDUCTOR}",
+    "aot_ts_nvfuser": f"PyTorch removed nvFuser and TorchScript's fusion; {_INDUCTOR}",
+    "nvprims_nvfuser": f"PyTorch removed nvFuser; {_INDUCTOR}",
+    "ts": f"TorchScript's fusion is for inference; {_INDUCTOR}",
+    "nnc": f"TorchScript's fuser NNC is for inference; {_INDUCTOR}",
+    "ipex": f"Intel's extension was merged into PyTorch; {_INDUCTOR}, on Intel's devices too",
+    "ofi": "TorchScript's optimize_for_inference cannot train; use 'inductor'",
+    "fx2trt": "TensorRT cannot train; use 'inductor'",
+    "tensorrt": "TensorRT cannot train; use 'inductor'",
+    "onnxrt": "ONNX Runtime's backend is for inference; use 'inductor'",
+    "tvm": "TVM's backend is for inference; use 'inductor'",
+    "aot_torchxla_trace_once": "now named 'openxla', for TPUs",
+    "torchxla_trace_once": "now named 'openxla', for TPUs",
+}
+"""Backends of older guides. Some pass accelerate and fail at the first forward; see the rule compile-backend."""
+
+_LEAST_CAPABILITY = 7.0
+"""What Triton makes kernels for (torch 2.13.0: torch/_inductor/exc.py, GPUTooOldForTriton)."""
+
+
+@technique(
+    "compile",
+    family="compile",
+    saves="activations that are cheap to recompute from others, and the steps between fused operations",
+    costs="the first steps take minutes, and so does each new kind of shape",
+    not_when="the run has only a few hundred steps, or CUDA graphs meet a new shape in each batch",
+    values={"compile_backend": str, "compile_mode": str},
+)
+def compiled(setup: Setup) -> Setup:
+    """`torch_compile` with a backend and a mode, and a guard that says when nothing is compiled.
+
+    Raises:
+        SettingError: a backend or mode that cannot train; says what to take instead.
+    """
+    job = setup.resolved_for
+    backend = str(job.values.get("compile_backend", "inductor"))
+    mode = str(job.values.get("compile_mode", "default"))
+    _refuse(backend, mode)
+    gpu = job.machine.gpu
+    if backend == "inductor" and gpu is not None and gpu.capability is not None and gpu.capability < _LEAST_CAPABILITY:
+        setup = setup.with_problems(
+            [f"torch.compile makes kernels for compute capability 7.0 and later; {gpu.name} has {gpu.capability}"]
+        )
+    setup = setup.put_all(
+        "arguments",
+        torch_compile=(True, "the forward and backward pass become a few compiled graphs"),
+        torch_compile_backend=(backend, BACKENDS[backend]),
+    )
+    if mode != "default":
+        setup = setup.put("arguments.torch_compile_mode", mode, MODES[mode])
+    if mode in GRAPH_MODES or backend == "cudagraphs":
+        setup = setup.with_notes(
+            "CUDA graphs hold memory for each shape they are recorded for: give every batch one shape (packing, or "
+            "pad-to-multiple with pad_multiple as long as the longest sample)."
+        )
+    return setup.put(
+        "trainer_parts.recompilation_guard", {},
+        "stops the run if nothing was compiled, or torch gave up compiling after too many shapes",
+    )  # fmt: skip
+
+
+def _refuse(backend: str, mode: str) -> None:
+    problems = []
+    if backend in RETIRED:
+        problems.append(f"compile_backend={backend}: {RETIRED[backend]}")
+    elif backend not in BACKENDS:
+        problems.append(
+            f"compile_backend={backend}: unknown, or cannot train{did_you_mean(backend, BACKENDS)}; known: "
+            f"{', '.join(BACKENDS)}"
+        )
+    if mode not in MODES:
+        hint = "; for a backend: compile_backend" if mode in BACKENDS else did_you_mean(mode, MODES)
+        problems.append(f"compile_mode={mode}: unknown{hint}; known: {', '.join(MODES)}")
+    elif mode != "default" and backend in BACKENDS and backend != "inductor":
+        problems.append(
+            f"compile_mode={mode}: backend {backend!r} ignores modes. Remove it, or set compile_backend=inductor"
+        )
+    if problems:
+        raise SettingError("\n".join(problems))

@@ -1,0 +1,101 @@
+"""How the weights come off the disk, and how the data come to the GPU."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.common.units import MIB
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import technique
+
+DEFAULT_WORKERS: Final = 2
+PREFETCH: Final = 2
+"""Batches that a worker makes ahead: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""
+
+_COLUMNS: Final = 3
+_TOKEN_BYTES: Final = 8
+"""Token IDs, labels and attention mask, int64 each, as transformers' collators make them."""
+
+
+@technique(
+    "load-in-training-dtype",
+    family="loading",
+    saves="weights in an unexpected dtype, the checkpoint's; RAM where 16-bit weights are made rather than read",
+    costs="nothing",
+    not_when="the weights are loaded quantised: their dtype is the quantisation's",
+)
+def training_dtype(setup: Setup) -> Setup:
+    """`dtype` given at load: what the precision decided, or else fp32.
+
+    transformers 5 takes the checkpoint's own dtype where none is given (modeling_utils.py, `dtype = "auto"`): a
+    checkpoint saved in fp16 then trains with fp16 weights, in which AdamW ends in NaN.
+    """
+    decided = setup.get("model.dtype")
+    if decided is None:
+        return setup.put(
+            "model.dtype", "float32", "no precision was chosen; the checkpoint's dtype does not decide it"
+        )
+    return setup.put("model.dtype", decided, f"read or made as {decided}, whatever the checkpoint was saved in")
+
+
+@technique(
+    "low-host-ram",
+    family="loading",
+    saves="the copy of the weights in RAM: each tensor goes from the file straight to the GPU",
+    costs="nothing; ZeRO-3 loads differently",
+    not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is not a safetensors file",
+    slot="",
+    gpu_only="on a CPU the weights must be in RAM anyway",
+    proof="gpu",
+)
+def low_host_ram(setup: Setup) -> Setup:
+    """Weights mapped from safetensors files and put on this process's GPU tensor by tensor.
+
+    Without it every process first makes a whole model in RAM, unless the file has the training dtype, and Trainer
+    moves it (docs/techniques/loading.md has the bytes). ZeRO-3 refuses it: rule device-map-with-stage-3.
+    """
+    return setup.put_all(
+        "model",
+        device_map=("cuda", "the whole model on this process's GPU, without a copy in RAM"),
+        use_safetensors=(True, "a pickled checkpoint cannot be read tensor by tensor"),
+    )
+
+
+@technique(
+    "pinned-workers",
+    family="loading",
+    saves="time, not memory: batches are made and page-locked while the GPU computes",
+    costs="RAM: a process a worker, and `workers × 2` batches ahead; twice that while evaluating",
+    not_when="there is no GPU, or batches cost nothing to make (tokens already in memory)",
+    slot="",
+    values={"data_workers": int},
+    bounds={"data_workers": (0, None)},
+    gpu_only="it takes RAM rather than saving it; the page-locked copy needs a GPU",
+)
+def pinned_workers(setup: Setup) -> Setup:
+    """Data loader workers that stay, with page-locked batches. Value: `data_workers` (2, at most the cores)."""
+    job = setup.resolved_for
+    asked = int(job.values.get("data_workers", DEFAULT_WORKERS))
+    if asked < 1:
+        return setup.with_problems([f"data_workers={asked}: pinned-workers needs at least 1"])
+    cores = max(1, job.machine.cpu_count // job.gpus)
+    workers = min(asked, cores)
+    reason = f"{workers} processes make batches while the GPU computes"
+    if workers < asked:
+        reason += f"; {asked} would be more than the {cores} cores of each of {job.gpus} processes"
+    ahead = prefetched_bytes(workers, job.micro_batch_size, job.sequence_length)
+    return setup.put_all(
+        "arguments",
+        dataloader_num_workers=(workers, reason),
+        dataloader_pin_memory=(True, "page-locked batches are copied to the GPU while it computes"),
+        dataloader_persistent_workers=(True, "workers keep running between epochs"),
+        dataloader_prefetch_factor=(
+            PREFETCH,
+            f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",
+        ),
+    )
+
+
+def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) -> int:
+    """Bytes of the batches that workers hold ready: workers × prefetch × sequences × tokens × 3 columns × 8 bytes."""
+    return workers * PREFETCH * micro_batch_size * sequence_length * _COLUMNS * _TOKEN_BYTES

@@ -1,0 +1,70 @@
+"""The loss over the vocabulary, without the logits of a whole batch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import technique
+
+_CHUNK_BYTES: Final = 256 * 2**20
+_MOST_TOKENS: Final = 1024
+
+
+def chunk_tokens_for(vocabulary: int) -> int:
+    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
+
+    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
+    The part has the same rule (`hf_memkit/components/chunked_loss.py`), for those who install it alone.
+    """
+    fitting = max(1, _CHUNK_BYTES // (4 * max(1, vocabulary)))
+    return min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1))
+
+
+@technique(
+    "chunked-loss",
+    family="loss",
+    saves="the logits of a batch: 12 bytes × tokens × vocabulary at the peak become those of one chunk",
+    costs="one more product with the output embedding (Liger's kernel on a GPU: none)",
+    not_when="something needs the logits in training (distillation, compute_loss_func), or a batch is one chunk",
+    values={"chunk_tokens": int, "label_smoothing": float},
+    bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
+)
+def chunked_loss(setup: Setup) -> Setup:
+    """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/components/chunked_loss.py`).
+
+    Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which
+    replaces Trainer's label_smoothing_factor.
+    """
+    job = setup.resolved_for
+    options: dict[str, Any] = {}
+    reason = "the loss is summed over chunks of tokens, and the logits of a batch are never made"
+    if "chunk_tokens" in job.values:
+        options["chunk_tokens"] = int(job.values["chunk_tokens"])
+    elif job.model is not None:
+        options["chunk_tokens"] = chunk_tokens_for(job.model.vocabulary)
+        mib = 4 * options["chunk_tokens"] * job.model.vocabulary / 2**20
+        reason += f"; {options['chunk_tokens']} tokens of {job.model.vocabulary} words are {mib:.0f} MiB in fp32"
+    if job.values.get("label_smoothing"):
+        options["label_smoothing"] = float(job.values["label_smoothing"])
+        reason += "; smoothed here, because label_smoothing_factor would make Trainer ask for all logits"
+    return setup.put("model_parts.chunked_loss", options, reason)
+
+
+@technique(
+    "liger",
+    family="loss",
+    saves="the logits of a batch, and temporaries of norms, rotary embeddings and gated feed-forwards",
+    costs="nothing known; it changes classes of transformers for the whole process",
+    not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: use chunked-loss)",
+    proof="gpu",
+    packages=("liger_kernel",),
+    gpu_only="its kernels are written in Triton, which runs on GPUs only",
+)
+def liger(setup: Setup) -> Setup:
+    """Liger's kernels for the whole model, through Trainer's own switch (Hsu et al. 2024, arXiv 2410.10989)."""
+    return setup.put(
+        "arguments.use_liger_kernel",
+        True,
+        "Liger's kernels: loss without logits, norms, rotary embeddings and feed-forwards with fewer temporaries",
+    )

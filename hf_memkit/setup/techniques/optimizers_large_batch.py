@@ -1,0 +1,105 @@
+"""Optimizers for batches so large that AdamW's and SGD's learning rates no longer carry over."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from hf_memkit.setup.setup import Setup
+from hf_memkit.setup.techniques.registry import Bounds, technique
+
+_PART = "hf_memkit.components.large_batch_optimizers"
+_VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
+_BOUNDS: Bounds = {"reference_batch_size": (1, None), "reference_learning_rate": (1e-12, None)}
+"""The learning rate is above 0; no training has less than this."""
+
+_WARM_UP = 0.1
+"""Share of the steps where no reference is given. Assumed, not from a paper."""
+
+_LARS_WARM_UP = 0.05
+"""Goyal et al. 2017, arXiv 1706.02677, section 2.2: five epochs of ninety."""
+
+_LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
+"""You et al. 2019, arXiv 1904.00962, the table of untuned LAMB on BERT: from 1/320 of the steps at the reference
+batch, in proportion to the batch, to 1/5 at 64 times that."""
+
+
+def _sequences(setup: Setup) -> int:
+    job = setup.resolved_for
+    micro = int(setup.get("arguments.per_device_train_batch_size", job.micro_batch_size))
+    accumulation = int(setup.get("arguments.gradient_accumulation_steps", job.accumulation))
+    return micro * accumulation * job.processes
+
+
+def _rate(setup: Setup, factor: float, law: str, warm_up: float, why: str) -> Setup:
+    job = setup.resolved_for
+    rate = job.values.get("reference_learning_rate")
+    if rate is not None and "reference_batch_size" in job.values:
+        setup = setup.put("arguments.learning_rate", float(rate) * factor, law)
+    return setup.put("arguments.warmup_steps", warm_up, why)
+
+
+@technique(
+    "lars",
+    family="optimizers",
+    saves="one of AdamW's two moments; a batch of many sequences needs fewer steps",
+    costs="its own learning rate, and trust ratios that read every weight twice; the curve is in the docs",
+    not_when="the batch is not in the thousands, or the model is a transformer: use LAMB or AdamW",
+    proof="curve",
+    packages=("bitsandbytes",),
+    values={**_VALUES, "momentum": float},
+    bounds={**_BOUNDS, "momentum": (0, 1)},
+)
+def lars(setup: Setup) -> Setup:
+    """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
+
+    With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
+    warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). What bitsandbytes would never move,
+    parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
+    """
+    job = setup.resolved_for
+    reference = int(job.values.get("reference_batch_size", 0))
+    sequences = _sequences(setup)
+    setup = setup.put_all(
+        "optimizer",
+        {
+            "class": (f"{_PART}:LARS", "one fp32 moment, and a trust ratio for each matrix"),
+            "takes": (["lr"], "LARS has no betas and no epsilon"),
+            "momentum": (float(job.values.get("momentum", 0.9)), "bitsandbytes refuses LARS without momentum"),
+        },
+    )
+    factor = sequences / reference if reference else 1.0
+    law = f"in proportion to the batch: {sequences} sequences against {reference} (Goyal et al. 2017, section 2.1)"
+    share = _LARS_WARM_UP if reference else _WARM_UP
+    why = "five epochs of ninety (Goyal et al. 2017, section 2.2)" if reference else "a large batch needs a warm-up"
+    return _rate(setup, factor, law, share, why)
+
+
+@technique(
+    "lamb",
+    family="optimizers",
+    saves="no states: two fp32 moments; a batch of many sequences needs fewer steps",
+    costs="trust ratios that read every weight twice; the curve is in the docs",
+    not_when="the batch is not in the thousands; with the same tuning AdamW does as well (Nado et al. 2021)",
+    proof="curve",
+    packages=("bitsandbytes",),
+    values=_VALUES,
+    bounds=_BOUNDS,
+)
+def lamb(setup: Setup) -> Setup:
+    """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
+
+    With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
+    batch, and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. What bitsandbytes
+    would never move, parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
+    """
+    job = setup.resolved_for
+    reference = int(job.values.get("reference_batch_size", 0))
+    sequences = _sequences(setup)
+    setup = setup.put("optimizer.class", f"{_PART}:LAMB", "two fp32 moments, and a trust ratio for each matrix")
+    factor = sequences / reference if reference else 1.0
+    law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019)"
+    share = min(_LAMB_LONGEST, factor * _LAMB_WARM_UP) if reference else _WARM_UP
+    why = (
+        "in proportion to the batch (You et al. 2019, untuned LAMB)" if reference else "a large batch needs a warm-up"
+    )
+    return _rate(setup, sqrt(factor), law, share, why)

@@ -1,0 +1,79 @@
+"""Proofs about the YAML of `accelerate launch`: its real launcher, and TrainingArguments in its variables."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.checks.accelerate_launch import launched, trained_with
+from tests.checks.plain import plain_proof
+from tests.checks.real import refused
+
+DEEPSPEED: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_processes": 2,
+}
+
+
+def named_json() -> str:
+    path = Path(tempfile.mkdtemp()) / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}))
+    return str(path)
+
+
+@plain_proof("accelerate-unknown-key", fails="loud")
+def accelerate_unknown_key() -> None:
+    refused("had unknown keys (['zero_stage'])", lambda: launched({**DEEPSPEED, "zero_stage": 3}))
+
+
+@plain_proof("accelerate-wrong-value", fails="loud")
+def accelerate_wrong_value() -> None:
+    refused("not a valid DistributedType", lambda: launched({**DEEPSPEED, "distributed_type": "deepspeed"}))
+    refused("Unknown mixed_precision mode", lambda: launched({**DEEPSPEED, "mixed_precision": "bfloat16"}))
+    refused("lower", lambda: launched({**DEEPSPEED, "mixed_precision": False}))
+    refused("keys", lambda: launched({**DEEPSPEED, "deepspeed_config": "ds.json"}))
+    refused("two", lambda: launched({**DEEPSPEED, "num_processes": "two"}))
+    launched({**DEEPSPEED, "distributed_type": False, "num_processes": 1})
+
+
+@plain_proof("accelerate-json-missing", fails="loud")
+def accelerate_json_missing() -> None:
+    section = {"deepspeed_config_file": "none.json"}
+    refused("none.json", lambda: trained_with({**DEEPSPEED, "deepspeed_config": section}))
+
+
+@plain_proof("accelerate-key-unread", fails="silent")
+def accelerate_key_unread() -> None:
+    with_it = launched({**DEEPSPEED, "deepspeed_config": {"zero_stage": 2, "overlap_comm": "seen"}})
+    assert with_it["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "2"
+    assert not any("overlap" in name.lower() or each == "seen" for name, each in with_it.items())
+
+
+@plain_proof("accelerate-nvme-path", fails="silent")
+def accelerate_nvme_path() -> None:
+    swaps = {"zero_stage": 3, "offload_param_device": "nvme", "offload_param_nvme_path": "/seen"}
+    config = trained_with({**DEEPSPEED, "deepspeed_config": swaps}).deepspeed_plugin.deepspeed_config
+    assert config["zero_optimization"]["offload_param"] == {"device": "nvme", "nvme_path": "none"}
+
+
+@plain_proof("accelerate-engine-not-chosen", fails="silent")
+def accelerate_engine_not_chosen() -> None:
+    section = {"deepspeed_config": {"zero_stage": 3}}
+    assert "ACCELERATE_USE_DEEPSPEED" not in launched({**DEEPSPEED, **section, "distributed_type": "MULTI_GPU"})
+    assert launched({**DEEPSPEED, **section})["ACCELERATE_USE_DEEPSPEED"] == "true"
+
+
+@plain_proof("accelerate-key-beside-json", fails="loud")
+def accelerate_key_beside_json() -> None:
+    own = named_json()
+    for name, value in (("zero_stage", 2), ("gradient_accumulation_steps", 1), ("offload_param_device", "none")):
+        section = {"deepspeed_config_file": own, name: value}
+        refused("deepspeed_config_file", lambda it=section: trained_with({**DEEPSPEED, "deepspeed_config": it}))
+    alone = {"deepspeed_config": {"deepspeed_config_file": own, "zero3_init_flag": False}}
+    refused("deepspeed_config_file", lambda: trained_with({**DEEPSPEED, **alone, "mixed_precision": "bf16"}))
+    trained_with({**DEEPSPEED, **alone})
+    by_yaml = {"deepspeed_config": {"zero_stage": 2}}
+    refused("deepspeed_config_file", lambda: trained_with({**DEEPSPEED, **by_yaml}, deepspeed=own))

@@ -1,0 +1,221 @@
+"""Proofs that need Trainer and accelerate: what is filled in, compared, or silently left."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from hf_memkit.checks.rules.trainer import _NEEDED, _OPTIMIZER_DEFAULTS, DEFAULTS
+from tests.checks.configs import ADAMW, GONE, ds
+from tests.checks.real import arguments, optimizers, refused, train, trainer
+from tests.checks.registry import proof
+
+_ZERO = "zero_optimization"
+_CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
+
+
+@proof("auto-not-filled", fails="late")
+def auto_not_filled() -> None:
+    said = "`zero_optimization.allgather_bucket_size` not found in kwargs"
+    refused(said, lambda: train(ds(2, {f"{_ZERO}.allgather_bucket_size": "auto"})))
+    gather = f"{_ZERO}.stage3_gather_16bit_weights_on_model_save"
+    plugin = arguments(ds(3, {gather: "auto"})).deepspeed_plugin
+    assert plugin.hf_ds_config.get_value(gather) is False
+
+
+@proof("trainer-mismatch", fails="late")
+def trainer_mismatch() -> None:
+    refused("ds gradient_accumulation_steps=1 vs hf gradient_accumulation_steps=2",
+            lambda: train(ds(2, {"gradient_accumulation_steps": 1}), gradient_accumulation_steps=2))  # fmt: skip
+    refused("ds gradient_clipping=0.5 vs hf max_grad_norm=1.0", lambda: train(ds(2, {"gradient_clipping": 0.5})))
+    real = TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none")
+    for name, value in DEFAULTS.items():
+        found = getattr(real, name)
+        assert getattr(found, "value", found) == value, name
+
+
+@proof("schedule-mismatch", fails="late")
+def schedule_mismatch() -> None:
+    parameters = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": 7, "total_num_steps": 100}
+    section = {"scheduler": {"type": "WarmupDecayLR", "params": parameters}}
+    refused("ds scheduler.params.total_num_steps=100 vs hf num_training_steps", lambda: train(ds(2, section)))
+    refused("ds scheduler.params.warmup_num_steps=7 vs hf warmup_steps=1", lambda: train(ds(2, section)))
+
+
+@proof("learning-rate-missing", fails="silent")
+def learning_rate_missing() -> None:
+    section = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    done = train(ds(2, section), learning_rate=2e-5, lr_scheduler_type="constant")
+    assert done.model_wrapped.get_lr()[0] == 1e-3
+    assert (
+        train(ds(2, {"optimizer": ADAMW}), learning_rate=2e-5, lr_scheduler_type="constant").model_wrapped.get_lr()[0]
+        == 2e-5
+    )
+
+
+@proof("optimizer-params-missing", fails="silent")
+def optimizer_params_missing() -> None:
+    section = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}
+    done = train(ds(2, section), adam_beta2=0.95)
+    assert done.model_wrapped.basic_optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    import deepspeed
+
+    for optimizer in (deepspeed.ops.adam.FusedAdam, deepspeed.ops.adam.DeepSpeedCPUAdam):
+        parameters = inspect.signature(optimizer).parameters
+        for name, value in _OPTIMIZER_DEFAULTS.items():
+            default = parameters[name].default
+            assert (list(default) if name == "betas" else default) == value
+
+
+@proof("scheduler-params-missing", fails="late")
+def scheduler_params_missing() -> None:
+    from deepspeed.runtime import lr_schedules
+
+    from hf_memkit.checks.deepspeed_keys import SCHEDULERS
+
+    for name in SCHEDULERS:
+        parameters = list(inspect.signature(getattr(lr_schedules, name)).parameters.values())[1:]
+        needed = tuple(each.name for each in parameters if each.default is inspect.Parameter.empty)
+        assert needed == _NEEDED.get(name, ()), name
+    section = {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto"}}}
+    refused("total_num_steps", lambda: train(ds(2, section)))
+
+
+@proof("deepspeed-config-in-yaml", fails="loud")
+def deepspeed_config_in_yaml() -> None:
+    path = Path(tempfile.mkdtemp()) / "ds.yaml"
+    path.write_text("zero_optimization: {stage: 2}\n")
+    refused("JSONDecodeError", lambda: arguments(str(path)))
+
+
+@proof("hard-coded", fails="late")
+def hard_coded() -> None:
+    refused("ds fp16.enabled=True vs hf fp16|fp16_full_eval=False", lambda: train(ds(2, {"fp16.enabled": True})))
+    refused("ds train_batch_size=64 vs hf", lambda: train(ds(2, {"train_batch_size": 64})))
+
+
+@proof("clipping-missing", fails="silent")
+def clipping_missing() -> None:
+    done = train(ds(2, {"gradient_clipping": GONE}), max_grad_norm=0.25)
+    assert done.model_wrapped.gradient_clipping() == 1.0
+    assert train(ds(2), max_grad_norm=0.25).model_wrapped.gradient_clipping() == 0.25
+
+
+@proof("scheduler-twice", fails="silent")
+def scheduler_twice() -> None:
+    parameters = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    section = {"scheduler": {"type": "WarmupLR", "params": parameters}}
+    done = train(ds(2, section), lr_scheduler_type="cosine")
+    assert type(done.model_wrapped.lr_scheduler).__name__ == "WarmupLR"
+
+
+@proof("zero-section-missing", fails="loud")
+def zero_section_missing() -> None:
+    refused("Please specify the ZeRO optimization config", lambda: arguments(ds(0, {_ZERO: GONE})))
+
+
+@proof("accumulation-missing", fails="late")
+def accumulation_missing() -> None:
+    without = ds(2, {"gradient_accumulation_steps": GONE})
+    refused("train_batch_size is not equal", lambda: train(without, gradient_accumulation_steps=2))
+
+
+@proof("optimizer-replaced", fails="silent")
+def optimizer_replaced() -> None:
+    done = train(ds(2, _CPU), optim="sgd")
+    assert optimizers(done)[1] == "DeepSpeedCPUAdam" and done.model_wrapped.basic_optimizer.adam_w_mode is False
+    kept = train(ds(2, {**_CPU, "zero_force_ds_cpu_optimizer": False}), optim="sgd")
+    assert optimizers(kept)[1] == "SGD"
+    refused("unexpected keyword argument 'adamw_mode'", lambda: train(ds(2, _CPU), optim="adagrad"))
+    refused("incompatible function arguments", lambda: train(ds(2, _CPU), optim="adafactor"))
+    assert train(ds(2, _CPU), optim="adamw_torch").model_wrapped.basic_optimizer.adam_w_mode is True
+
+
+@proof("optimizer-twice", fails="silent")
+def optimizer_twice() -> None:
+    assert optimizers(train(ds(2, {"optimizer": ADAMW}), optim="sgd"))[1] == "AdamW"
+
+
+@proof("batch-search-at-stage-3", fails="late")
+def batch_search_at_stage_3() -> None:
+    refused("isn't supported yet with DeepSpeed Zero-3", lambda: trainer(ds(3), auto_find_batch_size=True))
+
+
+@proof("fsdp-and-deepspeed", fails="late")
+def fsdp_and_deepspeed() -> None:
+    refused("Using --fsdp xxx together with --deepspeed", lambda: trainer(ds(2), fsdp="full_shard"))
+
+
+@proof("best-model-without-states", fails="late")
+def best_model_without_states() -> None:
+    both = {
+        "save_only_model": True,
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+    }
+    refused("can't be used with `save_only_model`", lambda: trainer(ds(2), **both))
+
+
+@proof("evaluation-only", fails="late")
+def evaluation_only() -> None:
+    refused("ZeRO inference only makes sense with ZeRO Stage 3", lambda: trainer(ds(2)).evaluate())
+
+
+@proof("no-weights-saved", fails="silent")
+def no_weights_saved() -> None:
+    gather = f"{_ZERO}.stage3_gather_16bit_weights_on_model_save"
+    for changes, expected in (({gather: GONE}, 0), ({}, 1)):
+        done = train(ds(3, changes))
+        done.save_model()
+        assert len(list(Path(done.args.output_dir).glob("*.safetensors"))) == expected, changes
+
+
+@proof("clipping-in-optimizer", fails="late")
+def clipping_in_optimizer() -> None:
+    section = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 1.0}}}
+    refused("'max_grad_norm' is not supported", lambda: train(ds(2, section), learning_rate=1e-3))
+
+
+@proof("unknown-optimizer", fails="late")
+def unknown_optimizer() -> None:
+    section = {"optimizer": {"type": "AdamWW", "params": {"lr": "auto"}}}
+    refused("AdamWW is not a supported DeepSpeed Optimizer", lambda: train(ds(2, section)))
+
+
+@proof("unknown-scheduler", fails="late")
+def unknown_scheduler() -> None:
+    section = {"optimizer": ADAMW, "scheduler": {"type": "WarmUpLR", "params": {}}}
+    refused("does not recognize LR scheduler WarmUpLR", lambda: train(ds(2, section)))
+
+
+@proof("bf16-emulated", fails="unshown")
+def bf16_emulated() -> None:
+    import torch
+
+    asked = inspect.signature(torch.cuda.is_bf16_supported).parameters["including_emulation"]
+    assert asked.default is True  # so that an old GPU counts as one that supports it
+
+
+@proof("text-for-truth", fails="silent")
+def text_for_truth() -> None:
+    """The text is kept, and a real Trainer computes in bf16 because of it."""
+    assert arguments(None, bf16="false").bf16 == "false"
+    made = Trainer(model=torch.nn.Linear(1, 1), args=arguments(None, bf16="false"))
+    assert made.accelerator.mixed_precision == "bf16"
+    assert Trainer(model=torch.nn.Linear(1, 1), args=arguments(None)).accelerator.mixed_precision == "no"
+
+
+@proof("text-for-number", fails="late")
+def text_for_number() -> None:
+    import yaml
+
+    assert yaml.safe_load("learning_rate: 1e-4") == {"learning_rate": "1e-4"}
+    refused("'<=' not supported between instances of 'float' and 'str'", lambda: train(ds(2), learning_rate="1e-4"))
+    from tests.checks.proofs_arguments import parse_with_trl
+
+    assert parse_with_trl(learning_rate="1e-4").learning_rate == 1e-4  # TRL's parser converts

@@ -1,0 +1,160 @@
+"""Numbers in the dashboards that people use: the real ones, read back from what they wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hf_memkit.common.errors import SettingError
+from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit.measuring.callback.numbers_of_ranks import Heard
+from hf_memkit.measuring.memory.readers import HostReader
+
+FEW = {"peak_allocated_gib", "peak_reserved_gib", "fragmentation_gib", "peak_reserved_percent", "headroom_gib"}
+QUIET: dict[str, Any] = {"summary": False, "html": False}
+SAVING = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.fixture
+def readers(allocator: Any) -> list[Any]:
+    read = allocator.read
+    allocator.read = lambda: {**read(), "fragmentation_gib": 1.0}
+    return [allocator, HostReader()]
+
+
+def ours(log: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in log.items() if key.startswith("memory/")}
+
+
+def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
+
+
+@pytest.mark.compat
+def test_tensorboard_and_trainer_state(
+    make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    trainer = make_trainer(report_to="tensorboard", **SAVING)
+    attach(trainer, readers=readers, **QUIET)
+    trainer.train()
+    scalars = tensorboard_scalars(tmp_path / "tb")
+    assert {tag for tag in scalars if "memory" in tag} == {f"train/memory/{name}" for name in FEW}
+    assert scalars["train/memory/peak_allocated_gib"] == [(1, 10.0), (2, 10.0), (3, 10.0)]
+    assert scalars["train/memory/peak_reserved_percent"][0][1] == pytest.approx(68.75)  # 11 of 16 GiB
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    logged = [entry for entry in state["log_history"] if "loss" in entry]
+    assert len(logged) == 3
+    for entry in logged:
+        assert ours(entry).keys() == {f"memory/{name}" for name in FEW}
+        assert entry["memory/headroom_gib"] == pytest.approx(5.0)
+    assert not any(ours(entry) for entry in state["log_history"] if "loss" not in entry)
+
+
+def test_a_plain_callback_says_what_it_cannot_reach(
+    make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    callback = MemoryReportCallback(readers=readers, **QUIET)
+    trainer = make_trainer([callback], report_to="tensorboard")
+    with caplog.at_level(logging.WARNING, "hf_memkit"):
+        trainer.train()
+        trainer.train()
+    assert not any("memory" in tag for tag in tensorboard_scalars(tmp_path / "tb"))
+    assert all(ours(entry) for entry in trainer.state.log_history if "loss" in entry)
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_memkit")]
+    assert "tensorboard" in said and "attach(trainer)" in said
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "hf_memkit"):
+        attach(trainer).close()
+        trainer.train()  # attached now
+        make_trainer([MemoryReportCallback(**QUIET)]).train()  # nobody to reach
+        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard").train()
+    assert not [record for record in caplog.records if record.name.startswith("hf_memkit")]
+    assert {tag for tag in tensorboard_scalars(tmp_path / "tb") if "memory" in tag} == {
+        f"train/memory/{name}" for name in FEW
+    }
+
+
+@pytest.mark.slow
+def test_how_many_keys(make_trainer: Any, readers: list[Any]) -> None:
+    found = {}
+    for log in ("few", "all", "none"):
+        trainer = make_trainer()
+        attach(trainer, log=log, readers=readers, **QUIET)
+        trainer.train()
+        entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+        found[log] = ours(entry)
+        assert all(type(value) in (int, float) for value in found[log].values())
+    assert found["none"] == {} and found["few"].keys() == {f"memory/{name}" for name in FEW}
+    assert found["few"].keys() < found["all"].keys()
+    assert {"memory/host_rss_gib", "memory/backward_peak_allocated_gib"} <= found["all"].keys()
+    with pytest.raises(SettingError, match=r"log='al'.*did you mean 'all'"):
+        MemoryReportCallback(log="al")  # type: ignore[arg-type]
+
+
+def test_the_highest_since_the_last_logging_step(make_trainer: Any, allocator: Any) -> None:
+    from transformers import TrainerCallback
+
+    class Uses(TrainerCallback):  # type: ignore[misc]
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            allocator.use({0: 1.0, 1: 3.0, 2: 2.0, 3: 0.5}[state.global_step])
+
+    trainer = make_trainer([Uses()], max_steps=4, logging_steps=2, gradient_accumulation_steps=2)
+    attach(trainer, readers=[allocator], **QUIET)
+    trainer.train()
+    logged = [entry["memory/peak_allocated_gib"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [13.0, 12.0]
+
+
+@pytest.mark.slow
+def test_wandb(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    trainer = make_trainer(report_to="wandb")
+    attach(trainer, readers=readers, **QUIET)
+    trainer.train()
+    summary = dict(wandb.run.summary)
+    wandb.finish()
+    assert {key for key in summary if "memory/" in key} == {f"train/memory/{name}" for name in FEW}
+    assert summary["train/memory/headroom_gib"] == pytest.approx(5.0)
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_trackio(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
+    from trackio.sqlite_storage import SQLiteStorage
+
+    trainer = make_trainer(report_to="trackio", run_name="one")
+    attach(trainer, readers=readers, **QUIET)
+    trainer.train()
+    logged = [row for row in SQLiteStorage.get_logs("huggingface", "one") if "train/loss" in row]
+    assert [row["train/memory/peak_allocated_gib"] for row in logged] == [10.0, 10.0, 10.0]
+
+
+def test_a_rank_that_fell_silent_is_left_out(
+    make_trainer: Any, allocator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is heard of until the logging step after its last numbers; and the exchange ends with the training."""
+    closed: list[bool] = []
+    last = {1: Heard(1, {"peak_allocated_gib": 9.0}, age_s=60.0)}
+    others = SimpleNamespace(publish=lambda *given: None, heard=lambda: last, close=lambda: closed.append(True))
+    monkeypatch.setattr("hf_memkit.measuring.callback.one_training.join_ranks", lambda: others)
+    trainer = make_trainer()
+    attach(trainer, readers=[allocator], **QUIET)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry.get("memory/ranks_heard") for entry in logged] == [1, 1, None] and closed

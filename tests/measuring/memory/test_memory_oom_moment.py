@@ -1,0 +1,107 @@
+"""What is recorded of the moment in which memory runs out, in each phase of a real training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit.measuring.memory.recorder import RunRecorder
+from tests.measuring.memory.live_storages import GIB, LiveStorages
+
+TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+class RunsOut:
+    """Raises as the allocator does, at the `at`-th call."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise torch.OutOfMemoryError(TEXT)
+
+
+def recorder_of(callback: MemoryReportCallback) -> RunRecorder:
+    assert callback._training is not None
+    return callback._training.recorder
+
+
+def fields_of(make_trainer: Any, place: str, step: int, **settings: Any) -> tuple[dict[str, Any], int, Any]:
+    with LiveStorages() as live:
+        trainer = make_trainer(gradient_accumulation_steps=2, **settings)
+        for tensor in (*trainer.model.parameters(), *trainer.model.buffers()):
+            live.track(tensor)
+        callback = attach(trainer, readers=[live], summary=False, html=False)
+        trainer.create_optimizer()
+        fails = RunsOut(step if place == "optimizer" else 2 * step)  # in the second micro-batch
+        model = trainer.model
+        if place == "forward":
+            model.transformer.h[1].mlp.register_forward_pre_hook(fails)
+        elif place == "backward":
+            model.transformer.h[0].ln_1.weight.register_hook(fails)
+        else:
+            trainer.optimizer.register_step_pre_hook(fails)
+        try:
+            trainer.train()
+        except torch.OutOfMemoryError:
+            fields = recorder_of(callback).oom_fields()
+            callback.close()
+            return fields, live.allocated, trainer
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("step", [1, 5])  # watched closely, and not
+@pytest.mark.parametrize("place", ["forward", "backward", "optimizer"])
+def test_categories_of_the_moment(make_trainer: Any, place: str, step: int) -> None:
+    fields, allocated, trainer = fields_of(make_trainer, place, step, max_steps=6)
+    assert fields["phase"] == place and fields["step"] == step and fields["micro_batch"] == 2
+    assert (fields["samples"], fields["tokens"], fields["longest_sequence"]) == (2, 16, 8)
+    assert fields["inputs"]["input_ids"] == [2, 8] and fields["inputs"]["labels"] == [2, 8]
+    found = {name[:-4]: round(gib * GIB) for name, gib in fields["categories"].items()}
+    assert sum(found.values()) == pytest.approx(round(fields["allocated_gib"] * GIB), abs=4)
+    assert fields["allocated_gib"] * GIB <= allocated + 1
+    weights = sum(p.numel() * 4 for p in trainer.model.parameters())
+    assert found["weights"] == pytest.approx(weights, abs=1) and found["gradients"] == pytest.approx(weights, abs=1)
+    assert found["optimizer"] == pytest.approx(0 if step == 1 else 2 * weights, rel=0.02)
+    activations = found["activations"] / sum(found.values())
+    assert activations > 0.1 if place == "forward" else activations < 0.5
+    assert (activations > 0) == (place != "optimizer")
+    assert found["loss"] == 0
+    assert fields["held"]["device"]["weights_gib"] == pytest.approx(weights / GIB)
+
+
+def test_during_an_evaluation(make_trainer: Any) -> None:
+    callback = MemoryReportCallback(summary=False, html=False)
+    trainer = make_trainer([callback], eval_strategy="steps", eval_steps=1)
+    trainer.model.lm_head.register_forward_pre_hook(
+        lambda module, args: None if module.training else RunsOut(1)(), prepend=True
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.train()
+    fields = recorder_of(callback).oom_fields()
+    assert fields["phase"] == "evaluate" and fields["step"] == 1 and "micro_batch" not in fields
+    callback.close()
+
+
+def test_it_never_raises(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("injected")
+
+    class Stop(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            raise torch.OutOfMemoryError(TEXT)
+
+    callback = MemoryReportCallback(summary=False, html=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        make_trainer([callback, Stop()]).train()
+    monkeypatch.setattr("hf_memkit.measuring.memory.peak_sampler.PeakSampler.at", broken)
+    monkeypatch.setattr(RunRecorder, "_memory", broken)
+    fields = recorder_of(callback).oom_fields()
+    assert fields["phase"] == "optimizer" and fields["step"] == 1 and callback.callback_errors == 2
+    callback.close()

@@ -1,0 +1,202 @@
+"""Categories at the peak of real trainings, against a count of every storage by the time it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from hf_memkit.catalog.library_versions import to_installed_arguments
+from hf_memkit.measuring.callback import attach
+from hf_memkit.measuring.memory.records import read_records, steps
+from hf_memkit.measuring.memory.timeline import Moment, Segment, categories_of
+from tests.measuring.memory.live_storages import GIB, LiveStorages
+
+pytestmark = pytest.mark.compat
+
+LENGTH, BATCH, LAYERS = 32, 4, 4
+
+
+class Labels(TrainerCallback):  # type: ignore[misc]
+    """Labels storages with what Trainer is doing when they are made, by hooks of the test's own."""
+
+    def __init__(self, live: LiveStorages, model: Any, head: Any) -> None:
+        self.live = live
+        self.peaks: list[dict[str, int]] = []
+        model.register_forward_pre_hook(lambda *_: self.say("body"))
+        head.register_forward_pre_hook(self.at_head)
+
+    def say(self, label: str) -> None:
+        self.live.label = label
+
+    def at_head(self, module: Any, args: Any) -> None:
+        self.say("loss")
+        if args[0].requires_grad:
+            args[0].register_hook(lambda _: self.say("backward"))
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self.say("data")
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.say("optimizer")
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.say("data")
+        self.peaks.append(self.live.end_step())
+
+
+class Result(NamedTuple):
+    """Bytes by category and by label, step for step; the trained model."""
+
+    steps: list[dict[str, int]]
+    records: list[dict[str, Any]]
+    labels: list[dict[str, int]]
+    model: Any
+
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def train(tmp_path: Any) -> Train:
+    def run(
+        vocabulary: int = 64,
+        *,
+        length: int = LENGTH,
+        tied: bool = True,
+        wrap: Callable[[Any], Any] = lambda model: model,
+        **settings: Any,
+    ) -> Result:
+        torch.manual_seed(0)
+        config = GPT2Config(
+            n_embd=32, n_layer=LAYERS, n_head=2, vocab_size=vocabulary, n_positions=LENGTH, tie_word_embeddings=tied,
+            bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+        model = wrap(GPT2LMHeadModel(config))
+        rows = [torch.randint(0, vocabulary, (length,)) for _ in range(64)]
+        arguments = {
+            "output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3,
+            "per_device_train_batch_size": BATCH, "logging_steps": 1, "save_strategy": "no", **settings,
+        }  # fmt: skip
+        with LiveStorages() as live:
+            trainer = Trainer(
+                model=model,
+                args=TrainingArguments(**to_installed_arguments(arguments)),
+                train_dataset=[{"input_ids": row, "labels": row.clone()} for row in rows],
+            )
+            for tensor in (*model.parameters(), *model.buffers()):
+                live.track(tensor)
+            callback = attach(trainer, readers=[live], summary=False, html=False)
+            labels = Labels(live, model, model.get_output_embeddings())
+            trainer.add_callback(labels)
+            trainer.train()
+        assert callback.callback_errors == 0 and callback.path is not None
+        records = steps(read_records(callback.path))
+        found = [{name[:-4]: round(gib * GIB) for name, gib in r["categories"].items()} for r in records]
+        return Result(found, records, labels.peaks, model)
+
+    return run
+
+
+def bytes_of(parameters: Any) -> int:
+    return sum({p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in parameters}.values())
+
+
+def check_sums(result: Result) -> None:
+    for found, record, labels in zip(result.steps, result.records, result.labels, strict=True):
+        peak = round(record["peak_allocated_gib"] * GIB)
+        assert sum(found.values()) == pytest.approx(peak, abs=4) and min(found.values()) >= 0
+        assert peak == pytest.approx(sum(labels.values()), abs=1)  # the phases bracket the true peak
+        assert found["weights"] == pytest.approx(bytes_of(result.model.parameters()), abs=1)
+
+
+def test_loss_of_a_large_vocabulary(train: Train) -> None:
+    """The peak is in the loss: there, activations and loss are exact."""
+    result = train(4096)
+    check_sums(result)
+    weights = bytes_of(result.model.parameters())
+    for number, (found, labels) in enumerate(zip(result.steps, result.labels, strict=True)):
+        assert found["activations"] == pytest.approx(labels["body"], abs=16)
+        assert found["loss"] == pytest.approx(labels["loss"], abs=16)
+        assert found["loss"] > 2 * BATCH * LENGTH * 4096 * 4  # logits, and as much again
+        assert found["gradients"] == 0
+        assert found["optimizer"] == pytest.approx(0 if number == 0 else 2 * weights, rel=0.01)
+        assert found["other"] < 0.01 * sum(found.values())
+
+
+@pytest.mark.parametrize("settings", [{}, {"tied": False}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_activations_at_a_peak_in_backward(train: Train, settings: dict[str, Any]) -> None:
+    result = train(64, **settings)
+    check_sums(result)
+    accumulating = settings.get("gradient_accumulation_steps", 1) > 1
+    trained = bytes_of(result.model.parameters())
+    for found, labels in zip(result.steps, result.labels, strict=True):
+        layer = found["activations"] / LAYERS
+        assert labels["body"] - 1 <= found["activations"] <= labels["body"] + 1.2 * layer
+        assert found["loss"] == 0
+        if accumulating:
+            assert found["gradients"] == pytest.approx(trained, abs=1)
+        else:
+            assert found["gradients"] < trained / 2
+        assert found["other"] < 0.15 * sum(found.values())
+
+
+def test_checkpointed_layers_keep_their_inputs_only(train: Train) -> None:
+    plain, checkpointed = train(64), train(64, activation_checkpointing=True)
+    check_sums(checkpointed)
+    hidden = BATCH * LENGTH * 32 * 4
+    for found, labels, before in zip(checkpointed.steps, checkpointed.labels, plain.steps, strict=True):
+        assert found["activations"] < before["activations"] / 3
+        assert abs(found["activations"] - labels["body"]) <= hidden
+        assert found["loss"] == 0
+
+
+def test_lora(train: Train) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    result = train(4096, wrap=lambda model: get_peft_model(model, config))
+    check_sums(result)
+    adapters = bytes_of(p for p in result.model.parameters() if p.requires_grad)
+    # What enters a frozen output embedding is not kept, and freed while the loss is computed.
+    hidden = BATCH * LENGTH * 32 * 4
+    for found, labels in zip(result.steps[1:], result.labels[1:], strict=True):
+        assert found["loss"] == pytest.approx(labels["loss"], abs=hidden + 16)
+        assert found["activations"] == pytest.approx(labels["body"], abs=hidden + 16)
+        assert found["optimizer"] == pytest.approx(2 * adapters, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_peak_in_the_optimizer(train: Train, dtype: torch.dtype) -> None:
+    """Temporaries of a step that updates all tensors at once are `other`; nothing of forward is left."""
+    result = train(
+        4096, length=4, wrap=lambda model: model.to(dtype), per_device_train_batch_size=1, optim="adamw_torch",
+        optim_args="foreach=True",
+    )  # fmt: skip
+    check_sums(result)
+    weights = bytes_of(result.model.parameters())
+    at_optimizer = [n for n, r in enumerate(result.records) if is_highest(r, "optimizer")]
+    assert at_optimizer
+    for number in at_optimizer:
+        found = result.steps[number]
+        assert found["activations"] == found["loss"] == 0
+        assert found["gradients"] == pytest.approx(weights, abs=1)
+        assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+
+
+def is_highest(record: dict[str, Any], phase: str) -> bool:
+    return bool(record["phases"][phase]["peak_allocated_gib"] == record["peak_allocated_gib"])
+
+
+def test_gradients_that_come_before_the_loss_is_through_are_no_loss() -> None:
+    """Such as the output embedding's. Of 100 bytes 40 were there before forward, and 20 of the rest are gradients."""
+    segment = Segment(
+        "loss", peak=100, start=Moment(80, gradients=30), base=Moment(40, gradients=10), activations=20, losses=0,
+        body_start=None,
+    )  # fmt: skip
+    found = categories_of(segment, {("weights", "device"): 10})
+    assert (found["weights"], found["gradients"], found["activations"], found["loss"]) == (10, 30, 20, 20)
+    assert found["other"] == 20

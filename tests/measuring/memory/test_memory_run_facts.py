@@ -1,0 +1,164 @@
+"""The `run` and `modules` records, and what is held where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from hf_memkit.measuring.callback import MemoryReportCallback
+from hf_memkit.measuring.memory.facts import arguments_that_matter, swap_folders
+from hf_memkit.measuring.memory.holdings import Inventory, walk
+from hf_memkit.measuring.memory.modules import module_rows
+from hf_memkit.measuring.memory.records import read_records, steps
+
+
+def test_the_run_record(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    callback = MemoryReportCallback(summary=False, html=False)
+    trainer = make_trainer([callback], optim_args="foreach=False")
+    trainer.train()
+    run, modules = read_records(callback.path)[:2]
+    assert (run["rank"], run["world_size"], run["host"]["pid"]) == (0, 1, os.getpid())
+    assert run["host"]["process_started"] < run["time"] and run["host"]["hostname"]
+    assert run["model_type"] == "gpt2" and run["vocabulary"] == 64 and run["attention"] == "sdpa"
+    assert run["weights_dtypes"] == {"float32": run["parameters"]}
+    arguments = run["arguments"]
+    assert arguments["per_device_eval_batch_size"] == 8 and arguments["max_grad_norm"] == 1.0
+    assert arguments["optim_args"] == "foreach=False" and arguments["dataloader_num_workers"] == 0
+    assert arguments["auto_find_batch_size"] is False and isinstance(arguments["train_sampling_strategy"], str)
+    assert sum(row["parameters"] * row.get("repeats", 1) for row in modules["rows"]) == run["parameters"]
+    first = steps(read_records(callback.path))[0]
+    weights = sum(p.numel() * 4 for p in trainer.model.parameters())
+    host = first["held"]["host"]  # on a CPU, all of it
+    assert {name: round(gib * 2**30) for name, gib in host.items()} == {
+        "weights_gib": weights, "gradients_gib": weights, "optimizer_gib": 2 * weights + 28 * 4,
+    }  # fmt: skip
+
+
+def test_arguments_of_deepspeed() -> None:
+    zero = {
+        "stage": 3,
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/fast"},
+        "offload_param": {"device": "nvme", "nvme_path": "/fast"},
+        "unset": None,
+    }
+    config = SimpleNamespace(config={"zero_optimization": zero})
+    args = SimpleNamespace(deepspeed_plugin=SimpleNamespace(hf_ds_config=config))
+    found = arguments_that_matter(args)
+    assert found["deepspeed_stage"] == 3 and found["deepspeed_offload_optimizer"] == "nvme"
+    assert swap_folders(args) == (Path("/fast"),) and swap_folders(SimpleNamespace()) == ()
+    zero["offload_param"] = zero["offload_optimizer"] = None
+    assert swap_folders(args) == () and "deepspeed_offload_param" not in arguments_that_matter(args)
+
+
+def test_rows_of_equal_layers(new_model: Any) -> None:
+    model = new_model()
+    rows = module_rows(model)
+    names = [row["name"] for row in rows]
+    assert names[:3] == ["transformer.wte", "transformer.wpe", "transformer.h.0…1.ln_1"]
+    assert "lm_head" not in names  # tied: counted in wte
+    attention = next(row for row in rows if row["name"] == "transformer.h.0…1.attn.c_attn")
+    assert attention["class"] == "Conv1D" and attention["repeats"] == 2 and attention["parameters"] == 16 * 48 + 48
+    assert attention["places"] == {"host": 4 * attention["parameters"]} and attention["bytes"] == 4 * (16 * 48 + 48)
+    model.transformer.h[1].requires_grad_(False)
+    parts = {row["name"]: row for row in module_rows(model)}
+    assert (
+        parts["transformer.h.0.ln_1"]["trainable_parameters"] == 32 and "repeats" not in parts["transformer.h.0.ln_1"]
+    )
+    assert parts["transformer.h.1.ln_1"]["trainable_parameters"] == 0
+    json.dumps(rows)
+
+
+def test_rows_stay_few() -> None:
+    """Experts that all differ: deep modules are added to what they are part of."""
+    model = nn.Module()
+    model.layers = nn.ModuleList(
+        nn.ModuleDict({f"expert{e}": nn.Sequential(nn.Linear(2, 2 + e + n), nn.ReLU()) for e in range(20)})
+        for n in range(30)
+    )
+    rows = module_rows(model)
+    assert 0 < len(rows) <= 300
+    total = sum(p.numel() for p in model.parameters())
+    assert sum(row["parameters"] * row.get("repeats", 1) for row in rows) == total
+    assert sum(row["bytes"] * row.get("repeats", 1) for row in rows) == 4 * total
+    assert module_rows(nn.Module()) == []
+
+
+def test_a_walk_is_repeated_only_when_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        walks.append(1)
+        return walk(*args)
+
+    monkeypatch.setattr("hf_memkit.measuring.memory.holdings.walk", counted)
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    inventory = Inventory(model, torch.device("cpu"))
+    assert inventory.look(optimizer) == {("weights", "device"): 64 * 64 * 4}
+    model(torch.randn(2, 64)).sum().backward()
+    assert inventory.gradient_bytes() == 64 * 64 * 4
+    assert inventory.look(optimizer)["gradients", "device"] == 64 * 64 * 4 and len(walks) == 1
+    optimizer.step()
+    full = inventory.look(optimizer)
+    assert full["optimizer", "device"] == 2 * 64 * 64 * 4 + 4 and len(walks) == 2
+    assert inventory.look(optimizer) == full == walk(model, optimizer, torch.device("cpu")) and len(walks) == 2
+    optimizer.zero_grad()
+    assert ("gradients", "device") not in inventory.look(optimizer)
+    for _ in range(200):
+        inventory.look(optimizer)
+    assert 3 <= len(walks) <= 4
+
+
+def test_gradients_of_sparse_embeddings_and_scales_of_quantized_weights() -> None:
+    model = nn.Embedding(100, 4, sparse=True)
+    model(torch.tensor([1, 2])).sum().backward()
+    assert walk(model)["gradients", "host"] == 2 * 8 + 2 * 4 * 4
+    quantized = nn.Linear(8, 8, bias=False)
+    nested = SimpleNamespace(absmax=torch.zeros(4), state2=None)
+    quantized.weight.quant_state = SimpleNamespace(absmax=torch.zeros(16), state2=nested)  # as bitsandbytes has it
+    assert walk(quantized)["weights", "host"] == 8 * 8 * 4 + 16 * 4 + 4 * 4
+
+
+def test_parameters_that_zero_3_has_gathered() -> None:
+    model = nn.Linear(64, 64, bias=False)
+    model.weight.ds_tensor = torch.zeros(2048)
+    assert walk(model) == {("buffers", "host"): 64 * 64 * 4, ("weights", "host"): 2048 * 4}
+    model.weight.ds_persist = True  # small ones stay whole
+    assert walk(model) == {("weights", "host"): 64 * 64 * 4 + 2048 * 4}
+
+
+def test_the_largest_batch_so_far_is_watched(make_trainer: Any, allocator: Any) -> None:
+    callback = MemoryReportCallback(summary=False, html=False, readers=[allocator])
+    trainer = make_trainer(
+        [callback], max_steps=8, per_device_train_batch_size=1, train_sampling_strategy="sequential"
+    )
+    lengths = [4, 4, 4, 4, 4, 8, 6, 8]
+    rows = [torch.arange(length) for length in lengths]
+    trainer.train_dataset = [{"input_ids": row, "labels": row} for row in rows]
+    trainer.train()
+    found = {s["longest_sequence"]: s["step"] for s in steps(read_records(callback.path)) if "categories" in s}
+    assert found == {4: 3, 8: 6}
+
+
+def test_a_model_without_an_output_embedding(make_trainer: Any, allocator: Any) -> None:
+    """The last layer ends the body there."""
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=64, num_labels=2
+    )
+    model = BertForSequenceClassification(config)
+    model.classifier.register_forward_hook(lambda *_: allocator.use(5))
+    callback = MemoryReportCallback(summary=False, html=False, readers=[allocator])
+    trainer = make_trainer([callback], model=model)
+    trainer.train_dataset = [{"input_ids": torch.ones(8, dtype=torch.long), "labels": torch.tensor(1)}] * 8
+    trainer.train()
+    first = steps(read_records(callback.path))[0]["categories"]
+    assert first["loss_gib"] == pytest.approx(5) and callback.callback_errors == 0

@@ -1,0 +1,116 @@
+"""How many records and looks a long training gets."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+from hf_memkit.measuring.memory.peak_sampler import WatchSchedule
+from hf_memkit.measuring.memory.readers import HostReader
+from hf_memkit.measuring.memory.recorder import RunRecorder
+from hf_memkit.measuring.memory.records import read_records, steps
+from hf_memkit.measuring.memory.windows import SINGLE_STEPS, StepWindow, window_size
+
+
+def test_windows_double() -> None:
+    assert [window_size(n) for n in (0, 4_999, 5_000, 9_999, 10_000, 19_999, 20_000)] == [1, 1, 2, 2, 4, 4, 8]
+
+
+def test_maxima_means_and_the_last() -> None:
+    window = StepWindow()
+    first = {
+        "step": 1, "step_time_ms": 10.0, "tokens": 100, "longest_sequence": 50, "peak_allocated_gib": 3.0,
+        "allocated_gib": 1.0, "alloc_retries": 0, "phases": {"forward": {"peak_allocated_gib": 3.0}},
+    }  # fmt: skip
+    second = {
+        "step": 2, "step_time_ms": 20.0, "tokens": 200, "longest_sequence": 40, "peak_allocated_gib": 2.0,
+        "allocated_gib": 1.5, "alloc_retries": 4, "phases": {"backward": {"peak_allocated_gib": 2.0}},
+    }  # fmt: skip
+    assert window.add(SINGLE_STEPS, first) == []
+    (record,) = window.add(SINGLE_STEPS + 1, second)
+    assert record == {
+        "step": 2, "steps": 2, "step_time_ms": 15.0, "tokens": 150, "longest_sequence": 50, "peak_allocated_gib": 3.0,
+        "allocated_gib": 1.5, "alloc_retries": 4,
+        "phases": {"forward": {"peak_allocated_gib": 3.0}, "backward": {"peak_allocated_gib": 2.0}},
+    }  # fmt: skip
+    assert window.flush() == []
+
+
+def test_a_watched_step_stands_alone() -> None:
+    window = StepWindow()
+    assert window.add(SINGLE_STEPS, {"step": 1, "step_time_ms": 4.0}) == []
+    before, watched = window.add(SINGLE_STEPS + 1, {"step": 2, "step_time_ms": 6.0, "held": {}})
+    assert (before["step"], before["steps"], watched["step"], watched["steps"]) == (1, 1, 2, 1)
+
+
+def test_watching_costs_a_thousandth_at_most() -> None:
+    schedule = WatchSchedule()
+    assert [n for n in range(25) if schedule.is_due(n, 0.0)] == [0, 1, 2, 10, 20]
+    schedule.watched(cost_s=0.002, now_s=100.0)
+    assert not schedule.is_due(30, 101.9) and schedule.is_due(30, 102.1)
+    assert schedule.is_due(SINGLE_STEPS + 40, 200.0) and not schedule.is_due(4 * SINGLE_STEPS + 20, 200.0)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps(tmp_path: Path, allocator: Any) -> None:
+    """The recorder as Trainer drives it, without Trainer: the file grows with the logarithm, memory not at all."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    args = SimpleNamespace(process_index=0, world_size=1, device=torch.device("cpu"), output_dir=str(tmp_path))
+    state = SimpleNamespace(global_step=0)
+    recorder = RunRecorder(tmp_path, args, ErrorBarrier(), readers=[HostReader(), allocator])
+    recorder.train_begin(state, model, optimizer, {})
+    total, held = 100_000, []
+    for step in range(1, total + 1):
+        recorder.step_begin()
+        recorder.tracker.move_to("forward")
+        recorder.tracker.move_to("backward")
+        recorder.pre_optimizer_step()
+        recorder.optimizer_step(optimizer)
+        state.global_step = step
+        allocator.use(2.0 if step == 77_777 else 1.0)
+        recorder.step_end(state)
+        if step in (1_000, 20_000):
+            # Only two stretches, because it makes everything several times slower.
+            tracemalloc.start()
+        if step in (1_500, 20_500):
+            held.append(tracemalloc.get_traced_memory()[0])
+            tracemalloc.stop()
+    recorder.end("finished")
+    recorder.close()
+    assert max(held) < 100_000
+    records = steps(read_records(recorder.writer.path))
+    assert sum(record["steps"] for record in records) == total
+    assert len(records) < 25_000 and recorder.writer.path.stat().st_size < 16 * 2**20
+    assert [r["steps"] for r in records[:SINGLE_STEPS]] == [1] * SINGLE_STEPS
+    (highest,) = [r for r in records if r["peak_allocated_gib"] == 12.0]
+    assert highest["step"] - highest["steps"] < 77_777 <= highest["step"]
+
+
+@pytest.mark.parametrize("event", ["evaluate", "save", "end", "close", "oom"])
+def test_what_is_pending_is_written_at_each_other_event(tmp_path: Path, event: str) -> None:
+    model = nn.Linear(4, 4)
+    args = SimpleNamespace(process_index=0, world_size=1, device=torch.device("cpu"), output_dir=str(tmp_path))
+    state = SimpleNamespace(global_step=0)
+    recorder = RunRecorder(tmp_path, args, ErrorBarrier(), readers=[HostReader()])
+    recorder.train_begin(state, model, None, {})
+    recorder._steps = 4 * SINGLE_STEPS + 1
+    state.global_step = 1
+    recorder.step_begin()
+    recorder.step_end(state)
+    assert steps(read_records(recorder.writer.path)) == []
+    {
+        "evaluate": lambda: recorder.evaluate(state, {}),
+        "save": lambda: recorder.save(state),
+        "end": lambda: recorder.end("failed"),
+        "close": recorder.close,
+        "oom": lambda: recorder.oom_fields(),
+    }[event]()
+    assert [r["step"] for r in steps(read_records(recorder.writer.path))] == [1]

@@ -1,0 +1,49 @@
+"""Texts and pages word for word, one of each sort of run: whoever changes how they are made sees what changes.
+
+`python -m tests.measuring.report.test_golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.measuring.report import load_run, text_report
+from hf_memkit.measuring.report.page import page
+from tests.measuring.report import synthetic_records as made
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def reports() -> dict[str, str]:
+    """By name of the file, of runs in folders of the current one."""
+    found = {}
+    for name, records in (("out-of-memory", made.out_of_memory()), ("rehearsal", made.rehearsal())):
+        run = load_run(made.write(Path(name), records))
+        html = re.sub(r"<(script|style|meta)\b[^>]*>(?:.*?</\1>)?", "", page(run), flags=re.DOTALL)
+        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}.html": html.replace("><", ">\n<")}
+    lost = load_run(made.write(Path("lost"), made.healthy(30, world_size=2)[:-1]))
+    on_a_cpu = load_run(made.write(Path("cpu"), made.on_a_cpu()))
+    return {**found, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("here")
+def test_reports_are_word_for_word_what_they_were() -> None:
+    for name, report in reports().items():
+        assert report == (GOLDEN / name).read_text(), name
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        for name, report in reports().items():
+            (GOLDEN / name).write_text(report)

@@ -1,0 +1,372 @@
+"""One training on fake tensors, and the same on real ones: the child's side of the comparison.
+
+    python -m tests.prediction.fake_and_real
+
+Each runs in a process of its own, forked from this one, which has loaded the libraries. A line of JSON comes in,
+`{"architecture": …, "setting": …, "kind": "fake" | "real" | "mem_tracker"}`; a line goes out, the answer or `{"error":
+…}`.
+
+The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
+saw of the CPU's allocator, so that nothing of the tracer is in it; only the names of the phases come from the same
+events of Trainer (`PhaseTracker`), as marks in the profile.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from hf_memkit.common.errors import TraceFailed
+from hf_memkit.prediction import wire
+from hf_memkit.prediction.child import serve
+from hf_memkit.prediction.setup_as_script import SetupTraining, as_script, trace_of
+from hf_memkit.prediction.trace.request import ScriptRequest
+from hf_memkit.prediction.trace.trace import Trace
+from hf_memkit.prediction.traced_training import Outcome
+from tests.prediction.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, of_architecture
+from tests.prediction.fake_and_real_tracker import both_trackers
+
+_LIMIT_S: Final = 600.0
+_MARK: Final = "phase ended: "
+_MEMORY: Final = "[memory]"
+_STOPPED: Final = "recomputation stopped"
+_GENERATOR_STATE: Final = 5056
+"""Bytes of the state of torch's generator for the CPU, which checkpointing keeps for each layer: on the host, whatever
+the GPU is, and made by no operation."""
+
+Peaks = tuple[int, dict[str, int]]
+"""The most live bytes, and the most in each phase."""
+
+
+def peaks(changes: Iterable[int | str]) -> Peaks:
+    """Of sizes made (positive) and freed (negative), between names of phases that ended there."""
+    live = most = highest = 0
+    phases: dict[str, int] = {}
+    for change in changes:
+        if isinstance(change, str):
+            phases[change] = max(phases.get(change, 0), most)
+            most = live
+            continue
+        live += change
+        most = max(most, live)
+        highest = max(highest, live)
+    return highest, phases
+
+
+def traced(asked: SetupTraining, folder: Path) -> dict[str, Any]:
+    """Peaks of the training on fake tensors, as its trace has them, but for the rounding that a CPU does not do."""
+    result = folder / "result.json"
+    with as_script(asked) as script:
+        request = ScriptRequest(script, str(Path.cwd()), dict(os.environ), device="cpu")
+        why = serve._forked(functools.partial(_run, request, result), _LIMIT_S)
+    trace = trace_of(wire.read(Outcome, result.read_text()) if result.exists() else Outcome(died=why))
+    peak = trace.peak()
+    content = wire.written(trace, sort_keys=True)
+    return {
+        **_named(peaks(_changes(trace))),
+        "operation": peak.operation,
+        "events": len(trace.events),
+        "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
+    }
+
+
+def _run(request: ScriptRequest, result: Path) -> None:
+    from hf_memkit.prediction.child.script.script import run_script
+
+    run_script(request, result)
+
+
+def _changes(trace: Trace) -> Iterator[int | str]:
+    start = 0
+    for end, phase in trace.marks:
+        for event in trace.events[start:end]:
+            size = trace.sizes_bytes[abs(event) - 1]
+            yield size if event > 0 else -size
+        start = end
+        yield phase
+
+
+def profiled(asked: SetupTraining) -> dict[str, Any]:
+    """Peaks of the training on real tensors, as torch's profiler saw the CPU's allocator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        ahead_bytes = _train(asked)
+    events = sorted(
+        (
+            _Event(event.start_ns(), -event.duration_ns(), event.name(), event.nbytes())
+            for event in profiler.profiler.kineto_results.events()
+        ),
+        key=lambda event: event[:2],
+    )
+    everything = peaks(event.size_bytes for event in events if event.name == _MEMORY)[0]
+    most, phases = peaks(_without_scratch(events))
+    return {
+        "peak_bytes": most - ahead_bytes,
+        "phases": {phase: size - ahead_bytes * (phase not in _not_ahead(asked)) for phase, size in phases.items()},
+        "peak_with_scratch_bytes": everything - ahead_bytes,
+    }
+
+
+def _not_ahead(asked: SetupTraining) -> tuple[str, ...]:
+    """Phases whose peak has no batch read ahead: predictions that are kept are most at the last batch."""
+    moves = ("arguments.eval_accumulation_steps", "arguments.batch_eval_metrics")
+    keeps = asked.metrics and not any(name in asked.setup for name in moves)
+    return ("load", "evaluate") if keeps else ("load",)
+
+
+class _Event(NamedTuple):
+    """One of the profile: what ran, or `_MEMORY`: what was made (or, negative, freed)."""
+
+    start_ns: int
+    minus_duration_ns: int
+    name: str
+    size_bytes: int
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns - self.minus_duration_ns
+
+
+def _without_scratch(events: list[_Event]) -> Iterator[int | str]:
+    """Sizes made and freed, and marks, in order; without scratch memory: what one kernel makes and frees again.
+
+    No dispatcher sees that, and none of it is a GPU's: a CPU casts the operands of a sum of bf16 and fp32, and oneDNN
+    has scratch whose size follows from the machine's instruction set. Nor is the state of the CPU's generator.
+    """
+    kernels = _kernels(events)
+    kernel_ends = 0
+    inside: list[int] = []
+    for place, event in enumerate(events):
+        if event.start_ns > kernel_ends and inside:
+            yield from changes_of_kernel(inside)
+            inside = []
+        if event.name == _MEMORY:
+            if event.start_ns <= kernel_ends:
+                inside.append(event.size_bytes)
+            elif abs(event.size_bytes) != _GENERATOR_STATE:
+                yield event.size_bytes
+        elif event.name == _STOPPED:  # what this kernel frees now is its result, not its scratch
+            yield from inside
+            inside, kernel_ends = [], 0
+        elif event.name.startswith(_MARK):
+            yield event.name.removeprefix(_MARK)
+        elif place in kernels:
+            kernel_ends = max(kernel_ends, event.end_ns)
+    yield from changes_of_kernel(inside)
+
+
+def _kernels(events: list[_Event]) -> set[int]:
+    """Which events are kernels: operations that are not made of others, and no casts of autocast around one."""
+    found: set[int] = set()
+    stack: list[tuple[str, int, int]] = []
+    for place, event in enumerate(events):
+        if not event.name.startswith("aten::"):
+            continue
+        while stack and stack[-1][1] < event.start_ns:
+            stack.pop()
+        for other, _, outer in stack:
+            if other == event.name:
+                found.discard(outer)
+        stack.append((event.name, event.end_ns, place))
+        if not _is_made_of_others(event.name):
+            found.add(place)
+    return found
+
+
+@functools.cache
+def _is_made_of_others(operation: str) -> bool:
+    import torch
+
+    overloads = [name for name in torch._C._dispatch_get_all_op_names() if name.partition(".")[0] == operation]
+    composite = "CompositeImplicitAutograd"
+    return all(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, composite)
+        for name in overloads
+        if not name.endswith("out")
+    )
+
+
+def changes_of_kernel(changes: list[int]) -> list[int]:
+    """What of one kernel's `changes` is not made and freed again among them."""
+    kept: list[int] = []
+    for change in changes:
+        if change < 0 and -change in kept:
+            del kept[len(kept) - 1 - kept[::-1].index(-change)]
+        else:
+            kept.append(change)
+    return kept
+
+
+def _named(found: Peaks) -> dict[str, Any]:
+    return {"peak_bytes": found[0], "phases": found[1]}
+
+
+def _train(asked: SetupTraining) -> int:
+    """Bytes of the batch that accelerate reads ahead: it lies on the host, whatever the GPU is, and is in no trace."""
+    from transformers import default_data_collator
+    from transformers.trainer_callback import PrinterCallback
+
+    from hf_memkit.prediction.child.trainer_kinds.sft import as_dataset, is_sft, tokenizer
+    from hf_memkit.prediction.child.training.at_train import SHORT_AND_QUIET
+    from hf_memkit.prediction.child.training.setup_trainer import rows_for
+    from hf_memkit.setup.build import build_arguments, prepared_rows, trainer_class
+
+    _mark_stopped_recomputations()
+    _arrays_are_copies()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = build_arguments(
+            asked.setup, {**SHORT_AND_QUIET, **prepared_rows(asked.setup), "output_dir": folder, "use_cpu": True}
+        )
+        model = _model(asked)
+        rows = rows_for(asked, asked.setup, model)
+        marks = _marks()
+        sft = is_sft(asked.setup)
+        examples = rows(arguments.train_batch_size, 1024)
+        trainer = trainer_class(asked.setup)(
+            model=model,
+            args=arguments,
+            train_dataset=as_dataset(examples) if sft else examples,
+            **({"processing_class": tokenizer()} if sft else {"data_collator": default_data_collator}),
+            callbacks=[marks],
+            compute_metrics=(lambda prediction, compute_result=True: {}) if asked.metrics else None,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        size = arguments.eval_batch_size
+        evaluated = rows(size, size * asked.evaluation_batches)
+        trainer.evaluate(as_dataset(evaluated) if sft else evaluated)
+        marks.mark(marks.phases.phase)
+        batch = trainer.data_collator([trainer.train_dataset[row] for row in range(arguments.train_batch_size)])
+        return sum(getattr(value, "nbytes", 0) for value in batch.values())
+
+
+def _mark_stopped_recomputations() -> None:
+    """Checkpointing ends a recomputation by an exception inside its last kernel: it leaves a mark in the profile."""
+    from torch.profiler import record_function
+    from torch.utils import checkpoint
+
+    def made(self: Exception, *args: object) -> None:
+        with record_function(_STOPPED):
+            pass
+
+    checkpoint._StopRecomputationError.__init__ = made  # type: ignore[attr-defined]
+
+
+def _arrays_are_copies() -> None:
+    """The arrays of an evaluation lie on the host; a CPU's would share the memory of the tensors they are made of."""
+    import torch
+
+    original = torch.Tensor.numpy
+    torch.Tensor.numpy = lambda self, **options: original(self, **options).copy()  # type: ignore[method-assign]
+
+
+def _model(asked: SetupTraining) -> Any:
+    import transformers
+
+    setup = asked.setup
+    values = setup["model.architecture"]
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    model = getattr(transformers, setup["model.class"])(config)
+    if setup.section("adapter"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(**setup.section("adapter")))
+    return model
+
+
+def _marks() -> Any:
+    """A callback that leaves a mark in the profile where a phase ends."""
+    from torch.profiler import record_function
+    from transformers import TrainerCallback
+
+    from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+    from hf_memkit.measuring.memory.hooks import HookSet
+    from hf_memkit.measuring.memory.phases import PhaseTracker
+
+    class Marks(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.phases = PhaseTracker(self.mark)
+
+        def mark(self, ended: str) -> None:
+            with record_function(f"{_MARK}{ended}"):
+                pass
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            self.phases.attach(model, HookSet(model, ErrorBarrier()))
+            self.phases.train_begin()
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.step_begin()
+
+        def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.substep_end()
+
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.pre_optimizer_step()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.step_end()
+
+        def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.prediction_step()
+
+        def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.evaluate_end()
+
+        def on_save(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.save_end()
+
+    return Marks()
+
+
+def answer_lines() -> None:
+    """Answers cases until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print where they like
+    serve._load()
+    known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN, *MIXTURES, *CHATTING)}
+    for line in sys.stdin:
+        case = json.loads(line)
+        asked = of_architecture(known[case["architecture"]], case["setting"])
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(_answer(case["kind"], asked, Path(folder))), file=answers, flush=True)
+
+
+def _answer(kind: str, asked: SetupTraining, folder: Path) -> dict[str, Any]:
+    started = time.monotonic()
+    if kind == "fake":  # a script ends its process where it fails
+        try:
+            return {**traced(asked, folder), "seconds": time.monotonic() - started}
+        except TraceFailed as error:
+            return {"error": str(error), "kind": error.kind, "traceback": error.details}
+    path = folder / "answer.json"
+    why = serve._forked(functools.partial(_into, path, _KINDS[kind], asked), _LIMIT_S)
+    return json.loads(path.read_text()) if why is None else {"error": why}
+
+
+def _into(path: Path, run: Callable[[SetupTraining], dict[str, Any]], asked: SetupTraining) -> None:
+    started = time.monotonic()
+    try:
+        answer = run(asked)
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    path.write_text(json.dumps({**answer, "seconds": time.monotonic() - started}))
+
+
+_KINDS: Final[dict[str, Callable[[SetupTraining], dict[str, Any]]]] = {
+    "real": profiled,
+    "mem_tracker": both_trackers,
+}
+
+if __name__ == "__main__":
+    answer_lines()

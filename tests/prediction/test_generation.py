@@ -1,0 +1,117 @@
+"""Evaluations that generate. The loop itself is compared with a real one in test_generate_in_steps.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from transformers import (
+    GenerationConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    default_data_collator,
+)
+
+from hf_memkit.prediction import Prediction, predict_trainer
+from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.worker import Worker
+from tests.fewer import first
+from tests.prediction.architectures import ARCHITECTURES, of_architecture
+from tests.prediction.cases import traced
+
+_BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
+
+
+def asked(architecture: str, settings: dict[str, Any]) -> SetupTraining:
+    found = of_architecture(_BY_NAME[architecture], "plain")
+    setup = found.setup
+    endless = {**setup["model.architecture"], "eos_token_id": None, "forced_eos_token_id": None}
+    setup = setup.put("model.architecture", endless, "random weights end early")
+    for key, value in {
+        "trainer.class": "transformers:Seq2SeqTrainer",
+        "trainer.arguments_class": "transformers:Seq2SeqTrainingArguments",
+        "arguments.predict_with_generate": True,
+        "arguments.per_device_eval_batch_size": 16,
+        **settings,
+    }.items():
+        setup = setup.put(key, value, "a test's")
+    return replace(found, setup=setup)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", first(["t5", "bart", "whisper"]))
+def test_longer_answers_and_more_beams_need_more(worker: Worker, architecture: str) -> None:
+    peaks = []
+    for length, beams in ((20, 1), (120, 1), (120, 4)):
+        more = {"arguments.generation_max_length": length, "arguments.generation_num_beams": beams}
+        peaks.append(traced(worker, asked(architecture, more), device="cpu").peaks_by_phase()["evaluate"])
+    assert peaks == sorted(set(peaks))
+
+
+def no_metrics(prediction: Any) -> dict[str, float]:
+    """Without a function evaluations do not generate."""
+    return {}
+
+
+def text_pairs(tmp_path: Path, **options: Any) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """(a small T5; arguments that generate; rows)."""
+    config = T5Config(
+        vocab_size=500, d_model=64, d_kv=16, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0,
+        architectures=["T5ForConditionalGeneration"], tie_word_embeddings=False,
+    )  # fmt: skip
+    arguments = Seq2SeqTrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", eval_strategy="epoch", predict_with_generate=True, **options
+    )
+    rows = [{"input_ids": list(range(2, 34)), "attention_mask": [1] * 32, "labels": list(range(2, 18))}] * 20
+    return T5ForConditionalGeneration(config), arguments, rows
+
+
+def of_trainer(model: Any, arguments: Any, rows: Any, kind: Any = Seq2SeqTrainer) -> Prediction:
+    options = {"data_collator": default_data_collator, "compute_metrics": no_metrics}
+    return predict_trainer(kind(model, arguments, train_dataset=rows, eval_dataset=rows, **options), gpu="16GB")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_generates_is_taken_as_it_is(tmp_path: Path) -> None:
+    given = {"generation_max_length": 200, "generation_num_beams": 4}
+    model, arguments, rows = text_pairs(tmp_path, **given)
+    found = of_trainer(model, arguments, rows)
+    assert found.confidence.level == "trace" and any("generate" in note for note in found.notes)
+    plain = of_trainer(model, replace(arguments, predict_with_generate=False), rows)
+    more = found.phases["evaluate"][0] - plain.phases["evaluate"][0]
+    cache = 2 * 4 * (8 * 4) * (200 + 32) * 2 * 4 * 16  # keys and values in fp32, 8 rows × 4 beams, 2 layers × 64
+    assert 0 < more < 1.6 * cache and found.categories["loss"] < 0.1 * cache
+    fields = {**given, "predict_with_generate": True, "eval_strategy": "epoch"}
+    options = {"train_dataset": rows, "data_collator": default_data_collator, "gpu": "16GB"}
+    named = predict_trainer(model, fields, trainer_class=Seq2SeqTrainer, **options)
+    assert named.phases["evaluate"] == found.phases["evaluate"]
+    ignored = predict_trainer(model, fields, **options)
+    assert any("predict_with_generate has no effect" in note for note in ignored.notes)
+    assert ignored.phases["evaluate"][0] <= plain.phases["evaluate"][0]  # which keeps logits for metrics
+
+
+@pytest.mark.slow
+def test_a_generation_config_says_how_long_answers_are(tmp_path: Path) -> None:
+    model, arguments, rows = text_pairs(tmp_path)
+    short = of_trainer(model, arguments, rows)
+    special = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    wanted = GenerationConfig(max_new_tokens=300, num_beams=4, **special)
+    long = of_trainer(model, replace(arguments, generation_config=wanted), rows)
+    assert long.phases["evaluate"][0] > short.phases["evaluate"][0]
+    named = replace(arguments, generation_max_length=301, generation_num_beams=4)
+    assert long.phases["evaluate"] == of_trainer(text_pairs(tmp_path)[0], named, rows).phases["evaluate"]
+
+
+def test_a_checkpoint_with_an_output_layer_of_its_own_has_both_layers(tmp_path: Path) -> None:
+    model, _, _ = text_pairs(tmp_path)
+    content = {**model.config.to_dict(), "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    fields = {"per_device_train_batch_size": 4}
+    loaded = predict_trainer(str(tmp_path), fields, sequence_length=16, gpu="16GB")
+    made = predict_trainer(model.config, fields, sequence_length=16, gpu="16GB")
+    assert loaded.categories["weights"] - made.categories["weights"] == 4 * 500 * 64

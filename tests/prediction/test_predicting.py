@@ -1,0 +1,122 @@
+"""From a setup to its prediction: which way was taken, what is joined, what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.common.errors import InputError, NoKernel
+from hf_memkit.common.units import GIB
+from hf_memkit.prediction import Prediction, predict
+from hf_memkit.prediction.defaults import default_setup, look_at_config
+from hf_memkit.prediction.from_setup import MEASURED_ON
+from hf_memkit.prediction.worker import Worker, shared_worker
+from hf_memkit.setup.bf16_on_gpus import unscaled_by_setup
+from hf_memkit.setup.job import Job
+from hf_memkit.setup.setup import Setup
+from tests.prediction.cases import GPT2, LENGTH, facts, small_setup
+
+MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _worker() -> Iterator[Worker]:
+    yield shared_worker()
+    shared_worker().close()
+
+
+def predicted(setup: Setup | None = None, **options: Any) -> Prediction:
+    given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
+    return predict(replace(setup or small_setup(), job=Job(**given)))
+
+
+def test_gradients_that_fp16_cannot_scale_are_refused() -> None:
+    """Would notice: "fits" for a checkpoint in bf16 under fp16."""
+    setup = small_setup({**GPT2, "dtype": "bfloat16"}, fp16=True)
+    with pytest.raises(NoKernel, match='dtype="float32"'):
+        predicted(setup)
+    for other in (
+        setup.put("model.dtype", "float32", "a test's"),
+        setup.put("adapter.r", 8, "a test's"),  # which PEFT keeps in fp32
+        setup.put("deepspeed.config", {}, "a test's"),  # which scales by itself
+        small_setup({**GPT2, "dtype": "bfloat16"}, bf16=True),
+    ):
+        assert not unscaled_by_setup(replace(other, job=Job(facts(GPT2), MACHINE, 2, LENGTH)))
+
+
+def test_a_trace_is_the_first_choice() -> None:
+    found = predicted()
+    assert found.confidence.level == "trace" and found.confidence.measured_on == MEASURED_ON
+    assert found.verdict == "fits" and found.peak_phase == "backward" and found.peak_operation
+    low, high = found.peak_reserved_bytes
+    assert found.peak_allocated_bytes <= found.smallest_cap_bytes and low <= high
+    assert found.capacity_bytes == gpu_of_size("16GB").capacity_bytes and found.outside_allocator_bytes
+    assert list(found.phases) == ["load", "data", "forward", "backward", "optimizer", "save"]
+
+
+def test_what_cannot_be_traced_is_not_predicted() -> None:
+    """Would notice: numbers of something else in its place."""
+    broken = small_setup().put("model.class", "NoSuchModel", "a test's")
+    with pytest.raises(InputError, match="NoSuchModel"):
+        predicted(broken)
+    with pytest.raises(InputError, match="torch_compile: a compiled model keeps what its compiler decides"):
+        predicted(small_setup(torch_compile=True))
+
+
+def test_8_bits_say_what_is_assumed_of_outliers() -> None:
+    """Would notice: outliers that are counted without a word, and a setup in 8 bits that cannot be traced."""
+    setup = small_setup().put("model.quantization", {"load_in_8bit": True}, "a test's").put("adapter.r", 8, "a test's")
+    found = predicted(setup)
+    assert found.confidence.level == "trace", found.notes
+    assert found.categories["weights"] < 0.6 * predicted().categories["weights"]  # embeddings stay in fp32
+    assert any("7 columns of each input" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_replicas_add_their_buckets() -> None:
+    gradients = 4 * sum(facts(GPT2).sizes)
+    one, two = predicted(), predicted(gpus=2)
+    assert two.categories["buffers"] - one.categories["buffers"] == pytest.approx(gradients, rel=0.001)
+    assert any("NCCL" in note for note in two.notes)
+
+
+@pytest.mark.slow
+def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
+    """ZeRO-1 on 1 and on 8 GPUs: the partitions shrink, activations and the loss are the traced ones."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000}}
+    setup = small_setup(bf16=True).put("deepspeed.config", config, "a test's")
+    alone, eight = (predicted(setup, gpus=gpus) for gpus in (1, 8))
+    elements = sum(facts(GPT2).sizes)
+    assert alone.categories["loss"] == eight.categories["loss"] > 0
+    assert alone.categories["optimizer"] == pytest.approx(12 * elements, rel=0.01), "fp32 weights and two moments"
+    assert eight.categories["optimizer"] == pytest.approx(12 * elements / 8, rel=0.01)
+    assert alone.categories["weights"] == pytest.approx(2 * elements, rel=0.01)
+    assert "DeepSpeed" in alone.confidence.rests_on and alone.confidence.level == "trace"
+
+
+@pytest.mark.slow
+def test_the_verdict_follows_the_gpu() -> None:
+    small = replace(MACHINE, gpu=gpu_of_size("1GB"))
+    large = {**GPT2, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    found = predicted(small_setup(large), model=facts(large), machine=small)
+    assert found.verdict == "does not fit" and "it needs at least" in found.why
+    assert predicted(machine=replace(MACHINE, gpu=None)).verdict is None
+
+
+@pytest.mark.slow
+def test_one_setting_that_a_script_was_seen_to_have_can_be_changed_and_predicted() -> None:
+    """An observed setup holds what the arguments show, each with "yours" as its reason, and nothing else."""
+    model = look_at_config(AutoConfig.for_model(**GPT2), "mine", "architecture")
+    seen = default_setup(model, {"per_device_train_batch_size": 4, "bf16": True})
+    assert {s.reason for s in seen.settings if s.key.startswith("arguments.")} == {"yours"}
+    seen = replace(seen, job=Job(model.facts, MACHINE, sequence_length=LENGTH))
+    changed = seen.put("arguments.activation_checkpointing", True, "tried")
+    smaller = seen.put("arguments.per_device_train_batch_size", 1, "tried")
+    assert "arguments.activation_checkpointing" not in seen and seen.micro_batch_size == 4
+    whole, less, least = (predict(each).categories["activations"] for each in (seen, changed, smaller))
+    assert least < whole and less < whole

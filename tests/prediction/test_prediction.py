@@ -1,0 +1,251 @@
+"""A prediction as data, and its verdict; the numbers of the verdicts are worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+import pytest
+
+from hf_memkit.catalog.hardware import Gpu, Machine, described_gpu
+from hf_memkit.common.terms import CATEGORIES
+from hf_memkit.common.units import GIB, MIB
+from hf_memkit.prediction.prediction import Prediction, with_rest
+from hf_memkit.prediction.verdict import (
+    CONTEXT_SLACK_BYTES,
+    LEVELS,
+    SLACK_SHARE,
+    Confidence,
+    Judgement,
+    Level,
+    judge,
+)
+from hf_memkit.setup.bf16_on_gpus import emulated_bf16
+from tests.conftest import ROOT
+
+TRACE = Confidence("trace", "two optimizer steps of transformers.Trainer on fake CUDA tensors")
+GPU = Gpu("a GPU", 16 * GIB, bf16=True, source="by size")
+MACHINE = Machine(GPU, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB, disk_path="/data", cpu_count=8)
+
+
+def made(**changes: Any) -> Prediction:
+    values: dict[str, Any] = {
+        "peak_allocated_bytes": 10 * GIB + 512,
+        "peak_reserved_bytes": (11 * GIB, 12 * GIB + 2 * MIB),
+        "outside_allocator_bytes": 500 * MIB,
+        "smallest_cap_bytes": 11 * GIB,
+        "phases": {"backward": (10 * GIB + 512, 12 * GIB), "load": (3 * GIB, None)},
+        "categories": with_rest({"weights": 3 * GIB, "activations": 6 * GIB + 1}, 10 * GIB + 512),
+        "peak_phase": "backward",
+        "peak_operation": "aten._log_softmax_backward_data.default",
+        "peak_module": "lm_head",
+        "confidence": TRACE,
+        "source": "torch, transformers",
+        "host_rss_bytes": 5 * GIB + 1,
+        "notes": ["compiled kernels are not modelled"],
+    }
+    return Prediction(**{**values, **changes})
+
+
+def names_in_the_design() -> set[str]:
+    text = (ROOT / "docs" / "design.md").read_text()
+    sentence = re.search(r"A prediction: (`peak_allocated_gib`.*?)\n\n", text, re.DOTALL)
+    assert sentence is not None
+    return set(re.findall(r"`([a-z_]+)`", sentence[1])) - {"fits", "tight"}
+
+
+def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
+    judged = made(peak_module="lm_head<0>").judged(MACHINE)
+    shown, page = str(judged), judged._repr_html_()
+    assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
+    assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
+    assert str(made()).startswith("NO VERDICT")
+
+
+def test_json_has_the_names_of_the_design() -> None:
+    told = made().judged(MACHINE).to_json()
+    named = names_in_the_design()
+    assert named <= set(told)
+    assert set(told) - named <= {"why", "source"}
+    assert list(told["categories"]) == [f"{name}_gib" for name in CATEGORIES], "as in a step record"
+    assert list(told["phases"]) == ["load", "backward"], "in the order of the phases"
+    assert told["phases"]["load"] == {"peak_allocated_gib": 3.0, "peak_reserved_gib": None}
+    assert told["pinned_gib"] is None and told["disk_gib"] is None, "what is not modelled is not zero"
+    assert sum(told["categories"].values()) == told["peak_allocated_gib"]
+
+
+@pytest.mark.parametrize("card", [GPU, None])
+def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
+    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).judged(MACHINE.with_gpu(card))
+    assert Prediction.from_json(json.loads(json.dumps(prediction.to_json()))) == prediction
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peak_allocated_bytes": 10 * GIB}, "categories add up to"),
+        ({"categories": {"weights": 10 * GIB + 512}}, "must be all of"),
+        ({"peak_reserved_bytes": (12 * GIB, 11 * GIB)}, "the low end is above"),
+        ({"phases": {"warmup": (1, 1)}}, "warmup"),
+        ({"verdict": "maybe"}, "maybe"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        made(**changes)
+
+
+def test_what_the_allocator_rounds_up_is_other() -> None:
+    found = with_rest({"weights": 100, "other": 7}, 512)
+    assert found["other"] == 412 and sum(found.values()) == 512 and set(found) == set(CATEGORIES)
+    with pytest.raises(ValueError, match="more than 99"):
+        with_rest({"weights": 100}, 99)
+
+
+def test_a_prediction_is_a_value() -> None:
+    given = {"backward": (10 * GIB + 512, 12 * GIB)}
+    prediction = made(phases=given)
+    given["forward"] = (1, 1)
+    assert list(prediction.phases) == ["backward"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        prediction.verdict = "fits"  # type: ignore[misc]
+    assert prediction.with_notes("one more", "one more").notes == ("compiled kernels are not modelled", "one more")
+    assert prediction.total_bytes == (11 * GIB + 500 * MIB, 12 * GIB + 502 * MIB)
+    assert prediction.largest_category == "activations"
+
+
+def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Judgement:
+    return judge(
+        MACHINE,
+        peak_reserved_bytes=(cap, reserved),
+        smallest_cap_bytes=cap,
+        outside_allocator_bytes=GIB,
+        confidence=Confidence(level, "a test"),
+        **more,
+    )
+
+
+# 16 GiB of GPU, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 200 MiB that is enough for
+# (15 × 1024 − 200) / 1.05 = 14438.10 MiB; with 10 % for 13781.82 MiB.
+@pytest.mark.parametrize(("level", "most", "cap"), [("trace", 14438, 14438), ("cpu trace", 13781, 13781)])
+def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
+    assert verdict(most * MIB, GIB, level).verdict == "fits"
+    assert verdict((most + 1) * MIB, GIB, level).verdict == "tight"
+    assert verdict(40 * GIB, cap * MIB, level).verdict == "tight"
+    assert verdict(40 * GIB, (cap + 1) * MIB, level).verdict == "does not fit"
+
+
+def test_torch_may_be_told_to_take_less_than_the_gpu_has() -> None:
+    """Would notice: a script that limits itself to a part of the GPU, and "fits" in all of it."""
+    half = {"memory_fraction": 0.5}
+    assert verdict(7 * GIB, 7 * GIB, **half).verdict == "fits" and verdict(9 * GIB, 7 * GIB, **half).verdict == "tight"
+    over = verdict(9 * GIB, 9 * GIB, **half)
+    assert over.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 8.00 GiB" in over.why
+    assert verdict(14 * GIB, 14 * GIB, memory_fraction=0.99).verdict == "fits", "beyond what is free it limits nothing"
+
+
+def test_a_gpu_that_is_nearly_full_is_named() -> None:
+    """Would notice: a setup that `memkit predict` calls fitting and `memkit plan` rejects, with no word of it. 92 % of
+    16 GiB are 14.72: with 1 GiB outside the allocator, 13.72 GiB reserved."""
+    assert "92 %" not in verdict(int(13.71 * GIB), GIB).why and "92 %" in verdict(int(13.73 * GIB), GIB).why
+
+
+def test_verdicts_say_why_with_their_numbers() -> None:
+    fits = verdict(12 * GIB, 11 * GIB)
+    # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.
+    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack); a GPU has 15.00 GiB available" in fits.why
+    tight = verdict(15 * GIB, 11 * GIB)
+    assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
+    close = verdict(15 * GIB, 15 * GIB - MIB)
+    assert close.verdict == "does not fit" and "too close" in close.why
+    over = verdict(20 * GIB, 16 * GIB)
+    assert over.verdict == "does not fit" and "at least 16.00 GiB" in over.why and "close" not in over.why
+
+
+def test_ram_and_disk_count_too() -> None:
+    enough = verdict(12 * GIB, 11 * GIB, host_bytes=64 * GIB, disk_bytes=100 * GIB)
+    assert enough.verdict == "fits"
+    for more, said in (
+        ({"host_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
+        ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
+    ):
+        short = verdict(12 * GIB, 11 * GIB, **more)
+        assert short.verdict == "does not fit" and said in short.why and "on the GPU: the allocator" in short.why
+    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
+    assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
+
+
+def test_without_a_gpu_there_is_no_verdict() -> None:
+    prediction = made().judged(MACHINE.with_gpu(None))
+    assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu NAME" in prediction.why
+    assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
+
+
+def test_judged_takes_the_gpu_s_capacity_and_what_lies_outside_the_allocator() -> None:
+    # 12290 MiB reserved: × 1.05 + 200 = 13104.5 MiB with slack; 500 MiB outside: 13604.5 MiB in all.
+    for capacity, expected in ((13605 * MIB, "fits"), (13604 * MIB, "tight")):
+        judged = made().judged(MACHINE.with_gpu(GPU.with_capacity(capacity)))
+        assert (judged.verdict, judged.capacity_bytes) == (expected, capacity)
+
+
+def test_a_confidence_says_what_it_rests_on() -> None:
+    assert str(TRACE) == (
+        "trace (two optimizer steps of transformers.Trainer on fake CUDA tensors); not yet measured on a GPU"
+    )
+    measured = Confidence("trace", "a trace", measured_on="H200 (benchmarks/results/gpu.json)")
+    assert "measured on H200" in str(measured) and "not yet" not in str(measured)
+    assert Confidence.from_json(measured.to_json()) == measured
+    for level, rests_on in (("guess", "x"), ("trace", "")):
+        with pytest.raises(ValueError, match="confidence"):
+            Confidence(level, rests_on)  # type: ignore[arg-type]
+
+
+def test_the_less_is_known_the_more_slack() -> None:
+    assert set(SLACK_SHARE) == set(LEVELS)
+    for end in (0, 1):
+        shares = [SLACK_SHARE[level][end] for level in LEVELS]
+        assert shares == sorted(shares)
+    assert all(cap <= reserved for cap, reserved in SLACK_SHARE.values())
+    assert TRACE.cap_with_slack(0) == TRACE.reserved_with_slack(0) == CONTEXT_SLACK_BYTES["trace"]
+    assert Confidence("cpu trace", "x").reserved_with_slack(GIB) > TRACE.reserved_with_slack(GIB)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weights", "trained", "config", "instead"),
+    [
+        ({"bf16": True}, "float32", "float32", None, "fp16=True instead of bf16=True"),
+        ({"bf16": True}, "bfloat16", "bfloat16", None, 'dtype="float32"'),
+        ({}, "bfloat16", "bfloat16", None, 'dtype="float32"'),
+        ({"bf16": True}, "bfloat16", "float32", None, "fp16=True instead of bf16=True"),  # LoRA
+        ({"fp16": True}, "bfloat16", "float32", None, ""),
+        ({"fp16": True}, "float32", "float32", None, ""),
+        ({}, "float32", "float32", None, ""),
+        ({"bf16": True}, "bfloat16", "bfloat16", {"bf16": {"enabled": "auto"}}, "fp16=True instead of bf16=True"),
+        ({"fp16": True}, "bfloat16", "bfloat16", {"bf16": {"enabled": "auto"}}, ""),
+        ({}, "float32", "float32", {"bf16": {"enabled": True}}, '"fp16": {"enabled": "auto"}'),
+        (
+            {},
+            "float32",
+            "float32",
+            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+            "zero2-offload",
+        ),
+        ({}, "float32", "float32", {}, ""),
+    ],
+)
+def test_where_bf16_is_emulated_and_what_works_instead(
+    arguments: dict[str, Any], weights: str, trained: str, config: dict[str, Any] | None, instead: str
+) -> None:
+    """Would notice: advice that leads to fp16 with bf16 gradients, which no CUDA kernel unscales."""
+
+    def of(gpu: str | None) -> str:
+        described = described_gpu(gpu) if gpu else None
+        return emulated_bf16(described, arguments, dtypes=(weights,), trained=(trained,), config=config)
+
+    assert of("A10G") == "" == of(None)
+    for gpu in ("T4", "V100 32GB"):
+        found = of(gpu)
+        assert instead in found and bool(found) is bool(instead)
+        assert ('dtype="float32"' in found) is (instead == 'dtype="float32"')

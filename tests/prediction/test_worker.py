@@ -1,0 +1,207 @@
+"""The child process: what it traces, and what becomes of it when a case fails or dies."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from hf_memkit.common.errors import TraceFailed
+from hf_memkit.common.terms import CATEGORIES
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.trace.request import ScriptRequest
+from hf_memkit.prediction.trace.trace import Trace, rounded
+from hf_memkit.prediction.traced_training import Outcome
+from hf_memkit.prediction.worker import Worker, close_idle, lent_worker
+from tests.prediction.cases import GPT2, LENGTH, LLAMA, facts, traced, training
+
+pytestmark = pytest.mark.tracing
+
+
+def bytes_of(trace: Trace, category: str) -> int:
+    """Bytes of all storages of a category, whenever they lived."""
+    number = CATEGORIES.index(category)  # type: ignore[arg-type]
+    return sum(size for size, which in zip(trace.sizes_bytes, trace.category_of, strict=True) if which == number)
+
+
+@pytest.mark.slow
+def test_states_come_out_to_the_byte(worker: Worker) -> None:
+    trace = traced(worker, training())
+    assert worker.without_shim is None, "the shim works here"
+    sizes = facts(GPT2).sizes
+    assert bytes_of(trace, "weights") == 4 * sum(sizes)
+    assert bytes_of(trace, "gradients") == 2 * 4 * sum(sizes), "one set a step"
+    makers = [trace.operations[number] for number in trace.operation_of]
+    assert makers.count("cuBLAS workspace") == 2, "forward's, and that of autograd's thread"
+    optimizer = trace.at(len(trace.events) - 1).categories["optimizer"]
+    assert optimizer == 2 * sum(rounded(4 * size) for size in sizes) + len(sizes) * rounded(4), "moments, and counters"
+
+
+@pytest.mark.slow
+def test_phases_and_places(worker: Worker) -> None:
+    trace = traced(worker, training(eval_strategy="steps"))
+    assert list(trace.peaks_by_phase()) == ["load", "data", "forward", "backward", "optimizer", "evaluate", "save"]
+    without = traced(worker, training())
+    assert "evaluate" not in without.peaks_by_phase()
+    peak = without.peak()
+    assert peak.phase == "backward" and "log_softmax" in peak.operation
+    # 2 × 64 tokens, a vocabulary of 1000: log-probabilities and their gradient in fp32, at least
+    assert peak.categories["loss"] >= 2 * 4 * 2 * LENGTH * 1000
+    kept = {without.modules[number] for number in without.module_of}
+    assert {"transformer.h.0.attn", "transformer.h.2.mlp.c_fc"} <= kept
+
+
+@pytest.mark.slow
+def test_the_same_case_gives_the_same_trace(worker: Worker) -> None:
+    assert traced(worker, training(bf16=True)) == traced(worker, training(bf16=True))
+
+
+def test_an_activation_s_backward_is_one_kernel(worker: Worker) -> None:
+    """A GPU's kernel makes the gradient alone; torch without CUDA would take it apart, with five temporaries."""
+    trace = traced(worker, training(LLAMA))
+    (backward,) = (number for number, name in enumerate(trace.operations) if name.startswith("aten.silu_backward"))
+    assert trace.operation_of.count(backward) == 2 * LLAMA["num_hidden_layers"]
+    assert not any(name.startswith("aten.sigmoid") for name in trace.operations)
+
+
+@pytest.mark.slow
+def test_recomputation_and_accumulation(worker: Worker) -> None:
+    few_words = {**GPT2, "vocab_size": 50, "n_layer": 6}
+    plain = traced(worker, training(few_words, bf16=True)).peak()
+    checkpointed = traced(worker, training(few_words, bf16=True, activation_checkpointing=True)).peak()
+    assert 0 < checkpointed.categories["activations"] < plain.categories["activations"] / 2
+    accumulated = traced(worker, training(few_words, bf16=True, gradient_accumulation_steps=8)).peak()
+    assert accumulated.categories["gradients"] >= 4 * sum(facts(few_words).sizes) > plain.categories["gradients"]
+
+
+def test_a_case_that_fails_says_why_and_leaves_the_worker(worker: Worker) -> None:
+    setup = training().setup.put("model.class", "NoSuchModel", "a test's")
+    with pytest.raises(TraceFailed, match="no model class 'NoSuchModel'") as caught:
+        traced(worker, replace(training(), setup=setup))
+    assert caught.value.refused and caught.value.kind == "InputError"
+    with pytest.raises(TraceFailed, match=r"n_head|divisible") as other:
+        traced(worker, training({**GPT2, "n_head": 7}))
+    assert not other.value.refused and "Traceback" in other.value.details
+    assert traced(worker, training()).events
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed(worker: Worker) -> None:
+    worker.wait()
+    assert worker._process is not None
+    serving = psutil.Process(worker._process.pid)
+
+    def kill_the_case() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            for child in serving.children():
+                child.kill()
+                return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_the_case)
+    killer.start()
+    with pytest.raises(TraceFailed, match="SIGKILL") as caught:
+        traced(worker, training())
+    killer.join()
+    assert caught.value.kind == "SIGKILL"
+    assert traced(worker, training()).events and worker._process.pid == serving.pid, "only the case died"
+
+    def kill_the_worker() -> None:
+        while not serving.children():
+            time.sleep(0.01)
+        serving.kill()
+
+    threading.Thread(target=kill_the_worker, daemon=True).start()
+    with pytest.raises(TraceFailed, match=r"was ended by SIGKILL$"):
+        traced(worker, training())
+    assert traced(worker, training()).events, "another one takes its place"
+    assert worker._process is not None
+    serving = psutil.Process(worker._process.pid)
+    serving.kill()
+    serving.wait()
+    assert traced(worker, training()).events, "another worker takes its place"
+
+
+DIES_WRITING = """
+import json, sys
+print(json.dumps({"ready": True, "shim": None}), flush=True)
+for line in sys.stdin:
+    with open(json.loads(line)["result"], "w") as file:
+        file.write('{"trace": {"events": [1, 2')
+    print(json.dumps({"why": "SIGKILL"}), flush=True)
+"""
+
+
+def test_what_a_process_wrote_before_it_died_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: half a file that is read, and its JSON error in place of how the process ended. The moment cannot
+    be met from outside, so that another program speaks for the server."""
+    monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", DIES_WRITING])
+    worker = Worker()
+    try:
+        with pytest.raises(TraceFailed, match="SIGKILL") as caught:
+            traced(worker, training())
+        assert caught.value.kind == "SIGKILL"
+        assert worker.run(ScriptRequest(UserScript("train.py"), ".", {})) == Outcome(died="SIGKILL")
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_threads_that_ask_at_once_each_get_their_own() -> None:
+    worker, found = Worker(), dict[int, Trace]()
+    lengths = (16, 32, 48)
+
+    def ask(length: int) -> None:
+        worker.wait()
+        found[length] = traced(worker, replace(training(), sequence_length=length))
+
+    threads = [threading.Thread(target=ask, args=(length,), daemon=True) for length in lengths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    worker.close()
+    assert sorted(found) == list(lengths)
+    peaks = [found[length].peak().categories["loss"] for length in lengths]
+    assert peaks == sorted(set(peaks))
+
+
+SERVES = """
+import json, os, sys
+print(json.dumps({"ready": True, "shim": None}), flush=True)
+for line in sys.stdin:
+    with open(json.loads(line)["result"], "w") as file:
+        file.write(json.dumps({"died": str(os.getpid())}))
+    print(json.dumps({"why": None}), flush=True)
+"""
+
+
+def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: two at once that share one, one that has other variables than the script, one that was closed."""
+    close_idle()  # of other tests
+    monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
+    request = ScriptRequest(UserScript("train.py"), ".", {})
+
+    def served(worker: Worker) -> int:
+        return int(worker.run(request).died or 0)
+
+    with lent_worker(None) as one, lent_worker(None) as other:
+        first, second = served(one), served(other)
+        assert first != second
+    with lent_worker(None) as one:
+        assert served(one) in (first, second)
+        kept = served(one)
+        assert [each for each in (first, second) if psutil.pid_exists(each)] == [kept]
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
+    with lent_worker(None) as one:
+        changed = served(one)
+        assert changed != kept and not psutil.pid_exists(kept)
+        one.close()
+    with lent_worker(None) as one:
+        assert served(one) != changed
+        one.close()

@@ -1,0 +1,127 @@
+"""A CPU without bf16 instructions: bf16 is stored, products are computed in fp32, and the rehearsal says so.
+
+oneDNN held back to AVX2 is such a CPU, also where the machine's own has the instructions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_memkit.catalog.hardware import SLOW_BF16, bf16_slowdown
+from hf_memkit.components.fp32_products import _ROUNDED, Fp32Products
+from hf_memkit.measuring.report import load_run
+from hf_memkit.measuring.report.target import target_of
+from tests.conftest import ROOT, Memkit, read_json_lines
+
+HELD_BACK = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+aten = torch.ops.aten
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def attention() -> tuple[torch.Tensor, ...]:
+    return bf16(2, 3, 16, 8), bf16(2, 3, 16, 8), bf16(2, 3, 16, 8)
+
+
+def attention_backward() -> Any:
+    q, k, v = attention()
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(bf16(2, 3, 16, 8), q, k, v, out, lse, 0.0, True)
+
+
+PRODUCTS: dict[Any, Callable[[], Any]] = {
+    aten.mm.default: lambda: bf16(8, 16) @ bf16(16, 8),
+    aten.addmm.default: lambda: torch.addmm(bf16(8), bf16(8, 16), bf16(16, 8)),
+    aten.bmm.default: lambda: torch.bmm(bf16(3, 8, 16), bf16(3, 16, 8)),
+    aten.baddbmm.default: lambda: torch.baddbmm(bf16(3, 8, 8), bf16(3, 8, 16), bf16(3, 16, 8), alpha=0.5),
+    aten.convolution.default: lambda: torch.conv1d(bf16(2, 4, 16), bf16(6, 4, 3), bf16(6)),
+    aten.convolution_backward.default: lambda: aten.convolution_backward(
+        bf16(2, 6, 14), bf16(2, 4, 16), bf16(6, 4, 3), [6], [1], [0], [1], False, [0], 1, [True, True, False]
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda: aten._scaled_dot_product_flash_attention_for_cpu(
+        *attention(), 0.0, True
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+}
+
+
+@pytest.mark.parametrize("operation", _ROUNDED, ids=str)
+def test_a_product_is_that_of_torchs_own_kernel(operation: Any) -> None:
+    """Catches a result of another dtype (the next operation then fails, or memory doubles), and a wrong argument."""
+    results = []
+    for mode in (None, Fp32Products()):
+        torch.manual_seed(0)
+        if mode is None:
+            found = PRODUCTS[operation]()
+        else:
+            with mode:
+                found = PRODUCTS[operation]()
+        results.append((found,) if isinstance(found, torch.Tensor) else found)
+    for own, ours in zip(*results, strict=True):
+        assert (own is None) == (ours is None)
+        if own is not None:
+            assert ours.dtype == own.dtype and ours.shape == own.shape
+            torch.testing.assert_close(ours, own, rtol=2**-6, atol=2**-5)
+
+
+def test_other_dtypes_are_left_alone() -> None:
+    with Fp32Products():
+        assert (torch.ones(2, 2).double() @ torch.ones(2, 2).double()).dtype == torch.float64
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def _slow_product() -> None:
+    """Run in a process of its own, without bf16 instructions."""
+    torch.set_num_threads(1)
+    assert bf16_slowdown() > SLOW_BF16
+    left, right = bf16(512, 384), bf16(384, 512)
+    seconds = []
+    for mode in (None, Fp32Products()):
+        if mode is not None:
+            mode.__enter__()
+        _ = left @ right
+        started = time.perf_counter()
+        _ = left @ right
+        seconds.append(time.perf_counter() - started)
+    assert seconds[1] < seconds[0] / 4, seconds
+
+
+@pytest.mark.exhaustive
+def test_without_bf16_instructions_products_are_many_times_quicker() -> None:
+    code = "from tests.recipes.test_rehearsed_bf16 import _slow_product; _slow_product()"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **HELD_BACK})
+    assert ran.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rehearsal_says_what_it_does_not_compute_in(memkit: Memkit, tmp_path: Path) -> None:
+    ran = memkit(
+        "recipe", "gpt2-on-16gb", "--variant", "resident", "--max-steps", "2", "--output", "run",
+        env={**HELD_BACK, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert sum(line.startswith("bf16: ") for line in ran.stdout.splitlines()) == 1
+    content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
+    reasons = {each["key"]: each["reason"] for each in content["not_rehearsed"]}
+    assert "products are computed in fp32" in reasons["model.dtype"]
+    assert {each["key"]: each["value"] for each in content["setup"]["settings"]}["model.dtype"] == "bfloat16"
+    (run,) = (each for each in read_json_lines(tmp_path / "run" / "memory-rank0.jsonl") if each["kind"] == "run")
+    settings = {each["key"]: each["reason"] for each in run["facts"]["setup"]}
+    assert settings["trainer_parts.fp32_products"] == reasons["model.dtype"]
+    assert run["weights_dtypes"].keys() == {"bfloat16"}
+    target = target_of(load_run(tmp_path / "run"))
+    assert target is not None and target.needs_gib > 1 and target.phases["backward"] > 1, "what the report shows"
+    assert content["target_prediction"] == run["facts"]["target_prediction"] and content["prediction"] is None
