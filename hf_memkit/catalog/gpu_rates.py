@@ -427,7 +427,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=900,
     ),
 }
-"""By the names of `known_gpus.KNOWN_GPUS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
+"""By the names of `gpu_sizes.KNOWN_GPUS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(

@@ -15,7 +15,7 @@ import os
 import shutil
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +26,6 @@ from hf_memkit.setup.script_overrides import Overrides
 
 _MOST_BYTES: Final = 200 * 2**20
 """Of all files together: some hundred traces. The oldest go first."""
-
-_LIBRARIES: Final = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes", "liger-kernel", "deepspeed")
 
 
 class KeptTraces:
@@ -89,11 +87,9 @@ def _cache_folder() -> Path:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of the libraries, and of memkit's own code: a checkout changes without its number."""
-    found = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
+    """Of everything that is installed, because any library can have made the Trainer, and of memkit's own code: a
+    checkout changes without its number."""
+    found = {each.name: each.version for each in distributions()}
     own = hashlib.sha256()
     package = Path(__file__).resolve().parents[1]
     for path in sorted([*(package / "prediction").rglob("*.py"), *(package / "components").glob("chunked_loss*.py")]):

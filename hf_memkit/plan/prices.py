@@ -14,7 +14,7 @@ from hf_memkit.plan.plan import Plan
 _HOUR_S: Final = 3600.0
 
 Prices = Mapping[str, float]
-"""Name of a GPU, as `known_gpus.KNOWN_GPUS` has it, or of its size → price of one GPU an hour."""
+"""Name of a GPU, as `gpu_sizes.KNOWN_GPUS` has it, or of its size → price of one GPU an hour."""
 
 
 def price_of(plan: Plan, prices: Prices) -> float | None:
