@@ -96,7 +96,7 @@ LOADED: Final = (
         "C++ code of torch takes CUDA for there",
         "the first backward pass of fake CUDA tensors aborts the process",
         "cuda_device_guard.py, install",
-        order="first: nothing of CUDA has been asked yet; where it fails nothing else is loaded",
+        order="first: where it fails nothing else is loaded",
     ),
     Replacement(
         "torch.compile",
@@ -108,13 +108,13 @@ LOADED: Final = (
     Replacement(
         "functools.lru_cache *.lru_cache torch._library.utils.get_source",
         "caches without limit, and no source lines, while libraries are imported; then put back, but in what took it",
-        "loading takes seconds longer: transformers reads the files of its models twice",
+        "loading takes longer: transformers reads the files of its models twice",
         "quick_imports.py, quick_imports",
     ),
     Replacement(
         "datasets transformers.trainer.datasets",
         "is imported when something of it is asked for",
-        "every process loads it, for seconds, though not every script uses it",
+        "every process loads it, though not every script uses it",
         "quick_imports.py, import_late",
         order="before Trainer, which imports it",
     ),
@@ -128,7 +128,7 @@ LOADED: Final = (
     Replacement(
         "transformers.trainer.is_datasets_available accelerate.utils.other.is_deepspeed_available",
         "whether it is imported, not whether it is installed",
-        "every case imports both libraries, for seconds, to see that nothing is of theirs",
+        "every case imports both libraries to see that nothing is of theirs",
         "serve.py, _load",
     ),
 )
@@ -381,7 +381,6 @@ ABOVE_TRAIN: Final = (
         "saves what has values, and writes no weights",
         "a script that saves its model ends, or writes a file that holds nothing",
         "real_and_fake.py, RealAndFake.__enter__",
-        order="after Trainer's folder, whose note it leaves out where nothing is written",
     ),
 )
 """Above a script's first line, on any device."""
@@ -424,7 +423,7 @@ AT_TRAIN: Final = (
         "makes what a save makes on the device, and writes no bytes; what is read has the shapes that were saved",
         "checkpoints of the traced steps fail, or fill the disk with nothing",
         lambda script: write_nothing(script.boundary.all_fake),
-        order="over the one above train(), which says to the user that nothing is written",
+        order="over the row of above train(), which tells the user that no weights are written",
     ),
     Replacement(
         "torch.compile",
