@@ -107,7 +107,9 @@ class _ShortTraining:
             if hasattr(arguments, name):
                 object.__setattr__(arguments, name, value)
         self._found["notes"] += _own_callbacks_alone(trainer)
-        if hasattr(trainer, "_buffered_inputs"):  # TRL's trainers that learn from the model's own answers
+        from hf_memkit.prediction.child.trainer_kinds.trl_trainers import learns_from_answers
+
+        if learns_from_answers(trainer):
             self._found["notes"].append("batches are the first of the script's loader: the model generates them")
         else:
             loader = self._loader(trainer)

@@ -230,6 +230,7 @@ ASKS: Final = {
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_trainers.py: Trainer.__init__",
     "trl_trainers.py: module.SamplingParams", "trl_trainers.py: module.StructuredOutputsParams",
     "trl_trainers.py: each.is_vllm_available", "trl_trainers.py: each._precompute_ref_logps",
+    "trl_trainers.py: tracer.default", "trl_trainers.py: trainer._buffered_inputs", "trl_trainers.py: trainer.lmbda",
     "trl_trainers.py: replace_everywhere(found.hash_module, _no_hash)",
     "trl_trainers.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found)",
 }  # fmt: skip

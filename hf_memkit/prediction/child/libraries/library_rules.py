@@ -1,19 +1,7 @@
 """Rules for what libraries do beside torch's dispatcher, or cannot do with tensors that hold nothing.
 
-Each is installed before the case, in the child process only, and where the setup uses the library:
-
-| library | rule |
-|---|---|
-| Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
-| Triton kernels with products | as these, and their time is unknown |
-| bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
-| bitsandbytes, 8 bits | a few columns of its inputs are outliers |
-| bitsandbytes and torchao, quantised weights | `quantised.py`, for setups `setup_model.py` |
-| torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
-| APOLLO | its random projection without a generator of the GPU's own |
-| `torch.tensor` of tensors | each is asked for its number, where torch knows it |
-| bitsandbytes' functions by pointer | do nothing: their results are there already |
-| CUDA streams | one stream (`fake_gpu.py`) |
+`script/replacements.py` says when each is installed. Besides: quantised weights (`quantised.py`, for setups
+`setup_model.py`), and torchao's low-bit AdamW, whose compiled step is bounded (`fake_gpu.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +11,6 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import sys
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -33,15 +20,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_memkit.catalog.optimizers import find_optimizer
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.common.when_imported import when_imported
-from hf_memkit.prediction.child.gpu.fake_gpu import no_function_has_rules, one_stream, replace_compiler
 from hf_memkit.prediction.child.tracer.work_recorder import launched
-from hf_memkit.prediction.child.trainer_kinds.sft import head_of_triton
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.setup_ledger import optimizer_of
 
 _LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
 """Parts that refuse the user's data, of which there is none here."""
@@ -64,61 +46,21 @@ def traceable(setup: Setup) -> Setup:
         raise Unmodelled("attn_implementation=flex_attention: compiled kernels cannot be traced; use sdpa")
     for key in _LOOKS_AT_DATA:
         setup = setup.drop(key)
-    if _with_flash_package(setup):
+    if with_flash_package(setup):
         setup = setup.put("model.attn_implementation", "sdpa", "traced as torch's own flash attention")
     return setup
 
 
-def install_library_rules(setup: Setup, *, on_gpu: bool) -> None:
-    """Installs the rules of the libraries that the setup uses.
-
-    Args:
-        setup: as the user has it, before `traceable`.
-        on_gpu: whether the tensors are on a (fake) GPU.
-
-    Raises:
-        Unmodelled: a library of the setup is not installed, so that it cannot be traced.
+def refuse_missing_kernels(setup: Setup) -> None:
     """
-    replace_compiler()
-    _constants_can_be_copied()
-    _tensors_become_numbers()
-    if on_gpu:
-        one_stream()
-        _tf32_is_available()
-    optimizer = optimizer_of(setup)
-    packages = find_optimizer(optimizer).packages
-    if "bitsandbytes" in packages or optimizer.startswith("bitsandbytes."):
-        _bitsandbytes_optimizers()
-    if "bitsandbytes" in sys.modules:  # a model may have its layers
-        outliers_are_few()
-    if "apollo_torch" in packages:
-        _apollo()
-    if optimizer.startswith("hf_memkit.components.low_bit_adamw"):
-        _wide_states()
-    if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
+    Raises:
+        Unmodelled: a library of the setup's is not installed, so that it cannot be traced.
+    """
+    if setup.get("arguments.use_liger_kernel") and not is_installed("triton", "liger_kernel"):
         raise Unmodelled("use_liger_kernel: the trace needs liger-kernel and triton; run: pip install liger-kernel")
-    if on_gpu and _installed("triton"):
-        _kernels_are_not_launched()
-    if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
-        _rows_are_packed(with_masks=not _with_flash_package(setup))
 
 
-def before_a_script(*, on_gpu: bool) -> None:
-    """The rules that a script needs before it says what it trains."""
-    replace_compiler()
-    _constants_can_be_copied()
-    _tensors_become_numbers()
-    _views_raise_what_real_ones_raise()
-    when_imported("torch._dynamo.trace_rules", no_function_has_rules)
-    when_imported("unsloth_zoo.tokenizer_utils", _no_weight_is_looked_at)
-    if on_gpu:
-        _tf32_is_available()
-        when_imported("bitsandbytes.functional", _calls_by_pointer_do_nothing)
-        if not _installed("triton"):
-            when_imported("trl.kernels.chunked_logprob", head_of_triton)
-
-
-def _views_raise_what_real_ones_raise() -> None:
+def views_raise_what_real_ones_raise() -> None:
     """A view that strides do not allow is a RuntimeError, for which code waits (axolotl 0.19.0:
     monkeypatch/trainer/utils.py, `selective_log_softmax`); of a fake tensor torch makes it a ValueError (2.13:
     _refs/__init__.py, `_reshape_view_helper_core_alg`)."""
@@ -135,7 +77,7 @@ def _views_raise_what_real_ones_raise() -> None:
     refs._reshape_view_helper = helper
 
 
-def _calls_by_pointer_do_nothing(functional: Any) -> None:
+def calls_by_pointer_do_nothing(functional: Any) -> None:
     """axolotl and Unsloth call bitsandbytes' CUDA functions by pointer, past torch, into tensors that they have made
     (axolotl 0.19.0: kernels/quantize.py, `_ctypes_nf4_dequant`)."""
     own = functional.lib
@@ -149,7 +91,7 @@ def _calls_by_pointer_do_nothing(functional: Any) -> None:
     functional.lib = Lib()
 
 
-def _no_weight_is_looked_at(tokenizer_utils: Any) -> None:
+def no_weight_is_looked_at(tokenizer_utils: Any) -> None:
     """Unsloth looks for rows of the embedding that are zero, and fills them (unsloth_zoo 2026.10.9)."""
     tokenizer_utils.fix_untrained_tokens = lambda *args, **kwargs: None
 
@@ -178,7 +120,7 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
         ) from error
 
 
-def _constants_can_be_copied() -> None:
+def constants_can_be_copied() -> None:
     """A fake tensor made from a number remembers it in a real tensor, which cannot be copied among fake ones: the copy
     that accelerate makes of an optimizer's groups holds torchao's learning rate."""
     original: Any = FakeTensor.__deepcopy__
@@ -191,7 +133,7 @@ def _constants_can_be_copied() -> None:
     FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
 
 
-def _tensors_become_numbers() -> None:
+def tensors_become_numbers() -> None:
     """`torch.tensor([a, b])` of tensors reads their numbers past all modes (torch 2.13: csrc/utils/tensor_new.cpp,
     `recursive_store`), such as the positions that Qwen2.5-VL puts together (transformers 5.23.0:
     modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
@@ -222,22 +164,22 @@ def _tensors_become_numbers() -> None:
     torch.tensor = tensor  # type: ignore[assignment]
 
 
-def _with_flash_package(setup: Setup) -> bool:
+def with_flash_package(setup: Setup) -> bool:
     return "flash" in str(setup.get("model.attn_implementation") or "")
 
 
-def _installed(*names: str) -> bool:
+def is_installed(*names: str) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in names)
 
 
-def _tf32_is_available() -> None:
+def tf32_is_available() -> None:
     """The fake GPU was made for it; transformers asks torch for its CUDA version besides."""
     from transformers import training_args
 
     training_args.is_torch_tf32_available = lambda: torch.cuda.get_device_capability() >= (8, 0)
 
 
-def _kernels_are_not_launched() -> None:
+def kernels_are_not_launched() -> None:
     """A launch of a Triton kernel does nothing: its outputs are allocated around it, and hold nothing anyway
     (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`)."""
     from triton.runtime import autotuner, jit
@@ -283,7 +225,7 @@ def _multiplies(function: Any) -> bool:
     return any(_multiplies(_kernel(each)) for each in called if isinstance(each, JITFunction))
 
 
-def _bitsandbytes_optimizers() -> None:
+def bitsandbytes_optimizers() -> None:
     """States in managed memory are not the allocator's (bitsandbytes 0.50.2: functional.py, `get_paged`): they are
     taken for the host's. LARS and LAMB hand the parameter's norm on as a number (`optimizer_update_32bit`)."""
     import bitsandbytes.functional as functional
@@ -328,7 +270,7 @@ def outliers_are_few() -> None:
     torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
 
 
-def _apollo() -> None:
+def apollo_draws_on_the_host() -> None:
     """A generator on a GPU that is not there waits for ever (apollo_torch 1.0.3: random_projector.py)."""
     from apollo_torch import random_projector
 
@@ -338,7 +280,7 @@ def _apollo() -> None:
     random_projector.stable_randn = stable_randn
 
 
-def _wide_states() -> None:
+def wide_states() -> None:
     """The part makes 16-bit states fp32, and knows them by their exact type, which a fake tensor is not."""
     from hf_memkit.components.low_bit_adamw import _WideRest
 
@@ -352,7 +294,7 @@ def _wide_states() -> None:
     _WideRest._new_buffer = new_buffer  # type: ignore[method-assign]
 
 
-def _rows_are_packed(*, with_masks: bool) -> None:
+def rows_are_packed(*, with_masks: bool) -> None:
     """transformers looks at position ids to see whether sequences share a row; made-up values would say no
     (transformers 5.23.0: masking_utils.py, `find_packed_sequence_indices`)."""
     from transformers import masking_utils

@@ -30,6 +30,7 @@ from hf_memkit.prediction.child.older_libraries import (
     parameters_on_meta,
     what_loading_gives,
 )
+from hf_memkit.prediction.child.trainer_kinds.trl_trainers import loads_the_model
 from hf_memkit.prediction.traced_training import CallPlace
 
 _loaded_at: weakref.WeakKeyDictionary[Any, CallPlace | None] = weakref.WeakKeyDictionary()
@@ -49,18 +50,6 @@ def loaded_at(model: Any) -> CallPlace | None:
 def has_device_map(model: Any) -> bool:
     """Whether the script gave `from_pretrained` a `device_map` for it, also where that is one GPU."""
     return model in _with_device_map
-
-
-def _by_trls_trainer() -> bool:
-    """Whether a Trainer of TRL's loads the model itself: it chooses "auto" only outside distributed runs, and under
-    DeepSpeed None, whatever `model_init_kwargs` say (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        in_trl = str(frame.f_globals.get("__name__")).startswith("trl.")
-        if in_trl and frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "create_optimizer"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _users_call() -> CallPlace | None:
@@ -115,7 +104,7 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
             _made(model, places, asked, boundary)
         _loaded_at[model] = _users_call()
-        if asked.device_map is not None and not _by_trls_trainer():
+        if asked.device_map is not None and not loads_the_model():
             _with_device_map.add(model)
         return loaded
 

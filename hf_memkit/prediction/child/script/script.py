@@ -27,47 +27,31 @@ from transformers import Trainer
 from hf_memkit.common.errors import MemkitError, Unmodelled
 from hf_memkit.components import packed_batches
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
-from hf_memkit.prediction.child.gpu.cuda_questions import answer_scripts
-from hf_memkit.prediction.child.gpu.fake_gpu import (
-    inference_is_no_grad,
-    made_up_values,
-    movable_modules,
-    one_gpu,
-    one_stream,
-)
-from hf_memkit.prediction.child.gpu.flash_attn_package import install_flash_attn
-from hf_memkit.prediction.child.gpu.loaded_files import files_load_to_gpu
-from hf_memkit.prediction.child.gpu.other_ranks import one_of_several
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
-from hf_memkit.prediction.child.gpu.saves import write_nothing
 from hf_memkit.prediction.child.libraries.adapters import adapters_from_its_first_line, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
-from hf_memkit.prediction.child.libraries.deepspeed_engine import without_engines
 from hf_memkit.prediction.child.libraries.library_rules import (
-    before_a_script,
-    install_library_rules,
+    refuse_missing_kernels,
     shapes_from_values_are_unmodelled,
 )
-from hf_memkit.prediction.child.libraries.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.script.forks import Forks
-from hf_memkit.prediction.child.script.leaves_nothing import (
-    keep_what_was_there,
-    made_up_files_go_away,
-    nothing_is_pushed,
-)
+from hf_memkit.prediction.child.script.leaves_nothing import made_up_files_go_away
 from hf_memkit.prediction.child.script.no_real_training import no_real_training, trains_in_a_fork
 from hf_memkit.prediction.child.script.own_loops import OwnLoop, OwnLoops
+from hf_memkit.prediction.child.script.replacements import (
+    ABOVE_TRAIN,
+    AT_TRAIN,
+    ON_A_GPU,
+    TracedScript,
+    install_replacements,
+)
 from hf_memkit.prediction.child.script.trainers_folder import MADE, folder_goes_away
 from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.trainer_kinds.generation import answers_are_longest
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import answer_trl
 from hf_memkit.prediction.child.training.at_train import traced_training
 from hf_memkit.prediction.child.training.batches import lengths_of_batches
 from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Evaluations
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
-from hf_memkit.prediction.child.training.plan_facts import note_parsers
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
 from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, TracedTraining, Untrained
@@ -199,26 +183,11 @@ def _enter_its_world(request: ScriptRequest) -> None:
 
 def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     """A GPU, models as shapes, no engine, and the other ranks."""
-    on_gpu = request.device == "cuda"
-    if on_gpu:
-        one_gpu(request.capability, request.capacity_bytes, request.gpu_name)
-        install_cuda_attention(request.capability)
-        install_flash_attn(request.capability)
-        one_stream()
-        answer_scripts(boundary.tracer, request.capacity_bytes)
-        files_load_to_gpu()
+    script = TracedScript(request, boundary)
+    if script.on_gpu:
+        install_replacements(ON_A_GPU, script)
     learn_counts(in_a_fork=request.forks is not None)
-    movable_modules()
-    inference_is_no_grad()
-    before_a_script(on_gpu=on_gpu)
-    note_parsers()
-    answer_trl()
-    without_engines()
-    if request.processes > 1:
-        one_of_several(request.processes, request.per_node)
-    weights_are_shapes(boundary)
-    nothing_is_pushed()
-    keep_what_was_there()
+    install_replacements(ABOVE_TRAIN, script)
 
 
 def _at_train(
@@ -281,10 +250,9 @@ def _traced(
         warnings.simplefilter("ignore")
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
-        made_up_values()
-        answers_are_longest()
-        write_nothing(boundary.all_fake)
-        install_library_rules(_setup_of(trainer), on_gpu=tracer.device_type == "cuda")
+        setup = _setup_of(trainer)
+        refuse_missing_kernels(setup)
+        install_replacements(AT_TRAIN, TracedScript(request, boundary, setup))
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 

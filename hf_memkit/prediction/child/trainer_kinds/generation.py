@@ -12,7 +12,7 @@ import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -56,6 +56,15 @@ def generates(arguments: Any, *trainers: type) -> bool:
     """Whether evaluations generate: asked for (`Seq2SeqTrainingArguments`), by a Trainer that does it."""
     asked = bool(getattr(arguments, "predict_with_generate", False)) and not arguments.prediction_loss_only
     return asked and any(_can_generate(each) for each in trainers)
+
+
+def generates_nothing(trainer: Any) -> Iterator[str]:
+    """Why evaluations of a Trainer do not generate, which is asked to: a sentence each."""
+    if getattr(trainer.args, "predict_with_generate", False):
+        if not generates(trainer.args, type(trainer)):
+            yield "predict_with_generate has no effect: only Seq2SeqTrainer generates"
+        elif trainer.compute_metrics is None:
+            yield "predict_with_generate has no effect: evaluations without compute_metrics compute the loss"
 
 
 def _can_generate(trainer: type) -> bool:

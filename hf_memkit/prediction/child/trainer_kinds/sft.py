@@ -48,6 +48,42 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
+# ---- rows behind one another, without padding ----
+
+
+def refuses_padding_free(trainer: Any) -> str:
+    """Why `padding_free=True` would not do that here (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+    if not hasattr(trainer, "padding_free"):
+        if hasattr(trainer.args, "padding_free"):
+            return f"only SFTTrainer is supported, and this is {type(trainer).__name__}"
+        return "it needs a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
+    if not type(trainer.data_collator).__module__.startswith("trl."):
+        return "TRL refuses it beside the script's own data_collator"
+    if trainer.compute_metrics is not None:
+        return "compute_metrics would get the rows of a batch as one row"
+    return ""
+
+
+def padding_free_change(trainer: Any, longest: int | None, attention: str) -> str:
+    """What to type so that rows lie behind one another; empty where TRL refuses it. `longest`: tokens of the longest
+    row. TRL refuses `padding_free` beside `max_length`, and cuts no rows without it (trl 1.16.0: sft_trainer.py,
+    `SFTTrainer.__init__`)."""
+    arguments, flash = trainer.args, f'attn_implementation="{attention}"'
+    if not hasattr(arguments, "padding_free"):
+        return f"data_collator=DataCollatorWithFlattening() and {flash}"
+    if refuses_padding_free(trainer):
+        return ""
+    cut_at = None if getattr(arguments, "packing", False) else getattr(arguments, "max_length", None)
+    if cut_at is None:
+        return f"padding_free=True and {flash}"
+    if (longest or 0) < cut_at or getattr(trainer, "_skip_prepare_dataset", False):
+        return f"padding_free=True, max_length=None and {flash}"
+    return f"padding_free=True, max_length=None, rows cut to {cut_at:,} tokens where they are tokenised, and {flash}"
+
+
+# ---- its head ----
+
+
 def head_of_triton(kernels: Any) -> None:
     """Where Triton is not installed, TRL's head takes the path of a GPU with it all the same, and launches no kernel
     (trl 1.16.0: kernels/chunked_logprob.py). `kernels`: that module, before others import from it."""

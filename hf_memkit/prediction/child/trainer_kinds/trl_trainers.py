@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -28,6 +29,7 @@ from transformers import Trainer
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 from hf_memkit.prediction.traced_training import Vllm
 
@@ -94,7 +96,57 @@ def reference_loaders(trainer: Any) -> Iterator[DataLoader[Any]]:
         yield DataLoader(dataset, batch_size=batch_size, collate_fn=trainer.data_collator)
 
 
+def trace_reference(trainer: Any, batches: Iterable[Any], tracer: StorageTracer) -> None:
+    """TRL computes log-probabilities of all rows before it trains (1.16: dpo_trainer.py, kto_trainer.py)."""
+    tracer.ended("load")
+    tracer.default, before = "activations", tracer.default
+    for batch in batches:
+        trainer.compute_ref_log_probs(trainer.ref_model or trainer.model, batch)
+    tracer.default = before
+    tracer.ended("log_probabilities")
+
+
+def compared_models(trainer: Any) -> list[Any]:
+    """Models whose log-probabilities a step computes: the one that trains, as it was or without its adapter, and a
+    reference model. Of Trainers without a reference none."""
+    if not hasattr(trainer, "ref_model"):
+        return []
+    return list({id(each): each for each in (trainer.model, trainer.ref_model) if each is not None}.values())
+
+
+# ---- the model ----
+
+
+def loads_the_model() -> bool:
+    """Whether a Trainer of TRL's is loading the model itself: it chooses "auto" only outside distributed runs, and
+    under DeepSpeed None, whatever `model_init_kwargs` say (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        in_trl = str(frame.f_globals.get("__name__")).startswith("trl.")
+        if in_trl and frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "create_optimizer"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 # ---- answers ----
+
+GENERATES: Final = "_generate_single_turn"
+"""The method by which a step generates answers, by the model or a vLLM (trl 1.16: grpo_trainer.py and others)."""
+
+
+def learns_from_answers(trainer: Any) -> bool:
+    """Whether each step trains on answers that the model generates to the loader's batch (GRPO, RLOO)."""
+    return hasattr(trainer, "_buffered_inputs")
+
+
+def before_step(trainer: Any, *, own_answers: bool | None) -> None:
+    """Answers are generated in every step, also where they last for several. `own_answers`: whether this step trains
+    on the model's, where chance decides (`draws_whose_answers`); None: it does not."""
+    if own_answers is not None:
+        trainer.lmbda = float(own_answers)
+    if learns_from_answers(trainer):
+        trainer._buffered_inputs = None
 
 
 def answers_are_made_up(trainer: Any) -> Iterator[str]:

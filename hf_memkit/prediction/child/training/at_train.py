@@ -34,11 +34,14 @@ from hf_memkit.prediction.child.gpu.fake_gpu import become
 from hf_memkit.prediction.child.libraries.deepspeed_engine import as_the_engine_has_it, traced_engine
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.trainer_kinds.generation import generates
+from hf_memkit.prediction.child.trainer_kinds.generation import generates, generates_nothing
 from hf_memkit.prediction.child.trainer_kinds.trl_trainers import (
     answers_are_made_up,
+    before_step,
     draws_whose_answers,
+    learns_from_answers,
     reference_loaders,
+    trace_reference,
     traced_vllm,
 )
 from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
@@ -110,9 +113,8 @@ def traced_training(
     plan = plan_facts(trainer) if for_plan else None
     found = _training(trainer)
     notes = [*_left_out(trainer), *answers_are_made_up(trainer)]
-    online = hasattr(trainer, "_buffered_inputs")  # TRL's trainers that learn from the model's own answers
     accumulation = int(arguments.gradient_accumulation_steps)
-    accumulation = accumulation if online else min(accumulation, MICRO_BATCHES)
+    accumulation = accumulation if learns_from_answers(trainer) else min(accumulation, MICRO_BATCHES)
     drawn = draws_whose_answers(trainer)
     chosen = chosen_steps(trainer, accumulation, worst=worst, on_gpu=tracer.device_type == "cuda")
     steps, (rows, length) = chosen.steps, chosen.size()
@@ -138,7 +140,7 @@ def traced_training(
                 notes.append("evaluations generate: every answer is counted at its maximum length")
             dtype = as_the_engine_has_it(trainer)
             if reference:
-                _reference_passes(trainer, Loader(reference, arguments, dtype), tracer)
+                trace_reference(trainer, Loader(reference, arguments, dtype), tracer)
             events = tracer.trace.events
             calls = tracer.recorder.work.calls if tracer.recorder is not None else []
             bounds: list[tuple[int, int]] = []  # of the steps: events, calls
@@ -150,10 +152,7 @@ def traced_training(
                         raise _Enough
                     if steps[number // accumulation].flash:
                         base_model(trainer.model).set_attn_implementation(FLASH)
-                    if drawn:
-                        trainer.lmbda = float(steps[number // accumulation].own_answers)
-                    if online:  # answers are generated in every step, also where they last for several
-                        trainer._buffered_inputs = None
+                    before_step(trainer, own_answers=steps[number // accumulation].own_answers if drawn else None)
 
             trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
             attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
@@ -339,11 +338,7 @@ def _left_out(trainer: Any) -> Iterator[str]:
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
-    if getattr(arguments, "predict_with_generate", False):
-        if not generates(arguments, type(trainer)):
-            yield "predict_with_generate has no effect: only Seq2SeqTrainer generates"
-        elif trainer.compute_metrics is None:
-            yield "predict_with_generate has no effect: evaluations without compute_metrics compute the loss"
+    yield from generates_nothing(trainer)
 
 
 def _is_installed(distribution: str) -> bool:
@@ -357,16 +352,6 @@ def _numbers(parameter: torch.Tensor) -> int:
     """Elements of a parameter; bitsandbytes packs two of 4 bits in a byte."""
     packed = 2 * parameter.element_size() if hasattr(parameter, "quant_type") else 1
     return packed * parameter.numel()
-
-
-def _reference_passes(trainer: Any, batches: Any, tracer: StorageTracer) -> None:
-    """TRL computes log-probabilities of all rows before it trains (1.16: dpo_trainer.py, kto_trainer.py)."""
-    tracer.ended("load")
-    tracer.default, before = "activations", tracer.default
-    for batch in batches:
-        trainer.compute_ref_log_probs(trainer.ref_model or trainer.model, batch)
-    tracer.default = before
-    tracer.ended("log_probabilities")
 
 
 def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:

@@ -26,6 +26,7 @@ from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, ten
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.child.trainer_kinds.trl_trainers import GENERATES, compared_models
 
 _WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
 """Parts of a step without gradients, which interrupt another phase."""
@@ -109,16 +110,13 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     # ---- parts of a step that no event tells of ----
 
     def watch_parts(self, trainer: Any) -> None:
-        """Names what TRL's Trainers do in a step without gradients: answers are generated, by the model or a vLLM
-        (1.16: grpo_trainer.py and others, `_generate_single_turn`); log-probabilities are computed by a reference
-        model, or by the model itself, as it was or without its adapter."""
-        for owner, name in ((trainer, "_generate_single_turn"), (GenerationMixin, "generate")):
+        """Names what is done in a step without gradients: answers are generated, log-probabilities computed."""
+        for owner, name in ((trainer, GENERATES), (GenerationMixin, "generate")):
             if hasattr(owner, name):
                 setattr(owner, name, self._generating(getattr(owner, name)))
-        if hasattr(trainer, "ref_model"):
-            for model in {id(each): each for each in (trainer.model, trainer.ref_model) if each is not None}.values():
-                model.register_forward_pre_hook(self._pass_begins)
-                model.register_forward_hook(self._pass_ends, always_call=True)
+        for model in compared_models(trainer):
+            model.register_forward_pre_hook(self._pass_begins)
+            model.register_forward_hook(self._pass_ends, always_call=True)
 
     def _generating(self, function: Any) -> Any:
         @functools.wraps(function)

@@ -23,6 +23,8 @@ from transformers.trainer_utils import has_length
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.libraries.pretrained import has_device_map, is_loaded, loaded_at
+from hf_memkit.prediction.child.trainer_kinds.sft import refuses_padding_free
+from hf_memkit.prediction.child.trainer_kinds.trl_trainers import learns_from_answers
 from hf_memkit.prediction.traced_training import BatchEffects, ModelTraits, Padding, PlanFacts, RunLength, Weights
 
 _SCHEDULE: Final = (
@@ -67,7 +69,7 @@ def plan_facts(trainer: Any) -> PlanFacts:
         ),
         batch=BatchEffects(
             rows_compared=any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
-            or hasattr(trainer, "_buffered_inputs"),
+            or learns_from_answers(trainer),
             scaled_by_accumulation=_is_scaled(trainer, base),
             loss_func=trainer.compute_loss_func is not None,
             fixed_by_deepspeed=tuple(fixed_by_deepspeed(arguments.deepspeed)),
@@ -82,7 +84,7 @@ def plan_facts(trainer: Any) -> PlanFacts:
             share=None,
             longest_row=None,
             is_left_out=bool(getattr(trainer, "padding_free", False)),
-            needed=needs_padding(trainer) or refused_by_trl(trainer),
+            needed=needs_padding(trainer) or refuses_padding_free(trainer),
             counts_first_labels=not getattr(trainer, "_loss_shifts_labels", True),
             cuts_rows=not getattr(trainer, "_skip_prepare_dataset", False),
         ),
@@ -123,19 +125,6 @@ def needs_padding(trainer: Any) -> str:
         return "flash attention needs compute capability 8.0 or later"
     if not (arguments.bf16 or arguments.fp16 or base.dtype in (torch.bfloat16, torch.float16)):
         return "flash attention computes in 16 bits, and the script trains in fp32"
-    return ""
-
-
-def refused_by_trl(trainer: Any) -> str:
-    """Why `padding_free=True` would not do that here (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
-    if not hasattr(trainer, "padding_free"):
-        if hasattr(trainer.args, "padding_free"):
-            return f"only SFTTrainer is supported, and this is {type(trainer).__name__}"
-        return "it needs a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
-    if not type(trainer.data_collator).__module__.startswith("trl."):
-        return "TRL refuses it beside the script's own data_collator"
-    if trainer.compute_metrics is not None:
-        return "compute_metrics would get the rows of a batch as one row"
     return ""
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from hf_memkit.prediction.child.trainer_kinds.sft import padding_free_change
 from hf_memkit.prediction.child.trainer_kinds.trl_trainers import draws_whose_answers
 from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.batches import (
@@ -23,7 +24,7 @@ from hf_memkit.prediction.child.training.batches import (
     longest_row,
     without_padding,
 )
-from hf_memkit.prediction.child.training.plan_facts import needs_padding, refused_by_trl
+from hf_memkit.prediction.child.training.plan_facts import needs_padding
 from hf_memkit.prediction.child.training.traced_batches import Batches, on_host
 from hf_memkit.prediction.traced_training import BatchShapes, PlanFacts
 
@@ -137,21 +138,10 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
 
 def _without_padding(trainer: Any, longest: int | None) -> str:
     """What to type so that rows lie behind one another, without padding; empty where that would not train. `longest`:
-    tokens of the longest row. TRL refuses `padding_free` beside `max_length`, and cuts no rows without it (trl 1.16.0:
-    sft_trainer.py, `SFTTrainer.__init__`)."""
+    tokens of the longest row."""
     if needs_padding(trainer):
         return ""
-    arguments, flash = trainer.args, f'attn_implementation="{FLASH}"'
-    if not hasattr(arguments, "padding_free"):
-        return f"data_collator=DataCollatorWithFlattening() and {flash}"
-    if refused_by_trl(trainer):
-        return ""
-    cut_at = None if getattr(arguments, "packing", False) else getattr(arguments, "max_length", None)
-    if cut_at is None:
-        return f"padding_free=True and {flash}"
-    if (longest or 0) < cut_at or getattr(trainer, "_skip_prepare_dataset", False):
-        return f"padding_free=True, max_length=None and {flash}"
-    return f"padding_free=True, max_length=None, rows cut to {cut_at:,} tokens where they are tokenised, and {flash}"
+    return padding_free_change(trainer, longest, FLASH)
 
 
 def _tokens(batches: Batches) -> float | None:

@@ -1,0 +1,41 @@
+"""Names in libraries and the operating system that memkit's code stands behind, in the process that asks."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import hf_memkit
+
+_MEMKIT = str(Path(hf_memkit.__file__).parent)
+_LIBRARIES = {
+    "accelerate", "bitsandbytes", "builtins", "huggingface_hub", "io", "multiprocessing", "os", "peft", "posix",
+    "safetensors", "shutil", "subprocess", "tempfile", "torch", "transformers", "triton", "trl",
+}  # fmt: skip
+
+
+def replaced_names() -> set[str]:
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, types.ModuleType) or name.partition(".")[0] not in _LIBRARIES:
+            continue
+        for key, value in list(vars(module).items()):
+            if _is_memkits(value):
+                found.add(f"{name}.{key}")
+            elif isinstance(value, type):
+                owner = f"{value.__module__}.{value.__qualname__}"
+                found |= {f"{owner}.{own}" for own, each in list(vars(value).items()) if _is_memkits(each)}
+    return found
+
+
+def _is_memkits(value: Any) -> bool:
+    if isinstance(value, type):
+        return value.__module__.startswith("hf_memkit.")
+    if type(value).__module__.startswith("hf_memkit."):
+        return True
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    function = value.fget if isinstance(value, property) else value
+    return isinstance(function, types.FunctionType) and function.__code__.co_filename.startswith(_MEMKIT)
