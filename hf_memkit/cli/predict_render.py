@@ -263,11 +263,10 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
     """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
-    fixed, confidence = prediction.outside_allocator_bytes, prediction.confidence
+    fixed, tight = prediction.outside_allocator_bytes, prediction.verdict == "tight"
     usable = usable_bytes(prediction.capacity_bytes or 0, fixed, prediction.memory_fraction)
-    needs = confidence.cap_with_slack(prediction.smallest_cap_bytes)
-    if prediction.verdict == "tight":
-        needs = confidence.reserved_with_slack(prediction.peak_reserved_bytes[1])
+    least = prediction.peak_reserved_bytes[1] if tight else prediction.smallest_cap_bytes
+    needs = prediction.confidence.with_slack(least)
     if prediction.categories["activations"] + prediction.categories["loss"] <= needs - usable:
         return ""
     several, single = _SMALLER.get(what, _SMALLER_BY_OPTIONS)
