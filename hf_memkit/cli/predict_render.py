@@ -72,13 +72,11 @@ def show(
         All that is to be changed.
     """
     console = console or Console(highlight=False)
-    console.print(Group(*_head(prediction, known, above, short=short)), crop=False)
+    console.print(Group(*warnings(above, short=short), *answer(prediction, known, short=short)), crop=False)
     console.file.flush()
     found = search()
-    console.print(
-        Group(*_sentences(found, short=short), *_rest(prediction, title, console.width, above, short=short)),
-        crop=False,
-    )
+    sentences = [Text(text(line, _SHORT_ANSWER) if short else line) for line in found]
+    console.print(Group(*sentences, *_rest(prediction, title, console.width, above, short=short)), crop=False)
     return [*known, *found]
 
 
@@ -89,10 +87,6 @@ def advice_for(prediction: Prediction, setup: Setup, instead: NextSetup | NextVa
     return advice(prediction, instead, what, setup.micro_batch_size)
 
 
-def _head(prediction: Prediction, change: Sequence[str], above: Sequence[str], *, short: bool) -> list[Text]:
-    return [*warnings(above, short=short), *answer(prediction, change, short=short)]
-
-
 def _rest(
     prediction: Prediction, title: str, width: int, above: Sequence[str], *, short: bool
 ) -> list[RenderableType]:
@@ -101,10 +95,6 @@ def _rest(
         return [Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest)]
     named = [Text(""), Text(title, style="bold"), Text("")]
     return [*named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above)]
-
-
-def _sentences(lines: Sequence[str], *, short: bool) -> list[Text]:
-    return [Text(text(line, _SHORT_ANSWER) if short else line) for line in lines]
 
 
 def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
