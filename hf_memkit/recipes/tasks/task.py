@@ -1,6 +1,6 @@
 """What a task is: the kind of data that a recipe trains on, and everything that depends on it.
 
-Its script (`recipe/export/scripts`) trains, and reads and checks the data. Here are the settings that follow from the
+Its script (`recipes/export/scripts`) trains, and reads and checks the data. Here are the settings that follow from the
 task.
 """
 
