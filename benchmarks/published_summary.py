@@ -201,7 +201,7 @@ def _held_gib(row: Row) -> float | None:
 
 def _excess_mib(row: Row) -> float:
     """By how much the GPU held more than the range's upper end with a verdict's share of slack."""
-    held, share = _held_gib(row), SLACK_SHARE["trace"][1]
+    held, share = _held_gib(row), SLACK_SHARE["trace"]
     assert held is not None
     return float(1024 * (held - (1 + share) * _best(row)["peak_reserved_gib"][1]))
 

@@ -58,17 +58,15 @@ def cpu_table(path: Path = RESULTS / "plan_cpu.json") -> str:
     return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
 
 
-def cpu_choices(path: Path = RESULTS / "plan_cpu.json") -> str:
+def cpu_choices() -> str:
     """What each way to choose takes where not every setup fits, and how far that is behind the fastest that fits."""
-    if not path.exists():
-        return "Not measured yet."
     rules = ("largest micro-batch", "no checkpointing")
     lines = [
         "| memory, MiB | setups that fit | fastest, measured | a plan's | behind the fastest | largest micro-batch | "
         "largest without checkpointing |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in json.loads(path.read_text())["choices"]:
+    for row in json.loads((RESULTS / "plan_cpu.json").read_text())["choices"]:
         memory = f"{row['memory_bytes'] / 2**20:.0f}"
         cells = [memory, str(row["fit"]), row["best"], row["plan"]["names"][0], _behind_best(row["plan"])]
         cells += [_behind_best(row[rule]) if rule in row else "nothing fits" for rule in rules]

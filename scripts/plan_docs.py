@@ -32,9 +32,9 @@ def command_lines(command: list[str]) -> str:
     return f"{options} -- \\\n    {behind}"
 
 
-def step_times(path: Path = RESULTS / "plan_speed.json") -> str:
+def step_times() -> str:
     """Steps that others measured, and what was predicted of them from the table of GPUs alone."""
-    content = json.loads(path.read_text())
+    content = json.loads((RESULTS / "plan_speed.json").read_text())
     lines = [
         "| rows | predicted | median error | worst | bars | met |",
         "|---|---|---|---|---|---|",
@@ -56,7 +56,7 @@ def step_times(path: Path = RESULTS / "plan_speed.json") -> str:
             found = group["predicted"]
             cells.append(f"{group['median']:.1%}, worst {group['worst']:.1%}, of {found}" if found else "—")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", f"`{path.name}`, made by `{content['command']}`. Decided after a first look at the results:", ""]
+    lines += ["", f"`plan_speed.json`, made by `{content['command']}`. Decided after a first look at the results:", ""]
     lines += [f"* {each}" for each in content["decided_later"]]
     lines += ["", "<details><summary>Row by row</summary>", ""]
     lines += ["| row | GPU | measured s | predicted s | error |", "|---|---|---|---|---|"]

@@ -224,7 +224,7 @@ def protocols(content: Mapping[str, Any]) -> str:
 
 def calibrated(content: Mapping[str, Any]) -> str:
     """What the slack of verdicts was fitted on, and how it does on the other half."""
-    slack = CONTEXT_SLACK_BYTES["trace"] / MIB
+    slack = CONTEXT_SLACK_BYTES / MIB
     lines = [
         "| half | models | trainings | below the range | within | above | covered with slack | worst beyond it, MiB |",
         "|---|---|---|---|---|---|---|---|",

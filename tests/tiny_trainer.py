@@ -84,10 +84,9 @@ def losses() -> Callable[[Trainer], list[float]]:
 class FakeAllocator:
     """A reader with the numbers of a GPU's allocator, where there is no GPU. The test says what is in use when."""
 
-    def __init__(self, resident_gib: float = 10.0) -> None:
+    def __init__(self) -> None:
         self.device: torch.device | None = torch.device("cpu")  # so that the walk sees the weights "on the device"
-        self.resident_gib = resident_gib
-        self.high_gib = resident_gib
+        self.resident_gib = self.high_gib = 10.0
         self.resets = 0
 
     def use(self, extra_gib: float) -> None:

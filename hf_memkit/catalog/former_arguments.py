@@ -265,10 +265,10 @@ def trl_in_use(names: Set[str]) -> list[str]:
     installed = [name for name in _history()["trl"]["classes"] if name in now]
     beside = [name for name in installed if name in _BESIDE]
     trainers = [name for name in installed if name not in _BESIDE]
-    common = ever_fields("transformers") | EXAMPLES | {name for each in beside for name in _ever("trl", each)}
+    common = ever_fields("transformers") | EXAMPLES | {name for each in beside for name in _ever_trl(each)}
     own = names - common
     counts = {
-        each: (len(own & _ever("trl", each) - SHARED), len(own & _ever("trl", each)), len(own & now[each]))
+        each: (len(own & _ever_trl(each) - SHARED), len(own & _ever_trl(each)), len(own & now[each]))
         for each in trainers
     }
     most = max(counts.values(), default=(0, 0, 0))
@@ -289,9 +289,9 @@ def _names(spans: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 @cache
-def _ever(library: str, owner: str) -> frozenset[str]:
-    """The fields that a class had in any version."""
-    return frozenset(_names(_history()[library]["classes"].get(owner, {})))
+def _ever_trl(owner: str) -> frozenset[str]:
+    """The fields that a class of TRL had in any version."""
+    return frozenset(_names(_history()["trl"]["classes"].get(owner, {})))
 
 
 @cache

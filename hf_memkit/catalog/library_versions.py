@@ -230,13 +230,13 @@ def torch_has_cuda() -> bool:
         body = ast.parse(((folder or Path()) / "version.py").read_text(encoding="utf-8")).body
     except (OSError, SyntaxError):
         return False
-    cuda = [each.value for each in body if isinstance(each, ast.AnnAssign | ast.Assign) and _assigns(each, "cuda")]
+    cuda = [each.value for each in body if isinstance(each, ast.AnnAssign | ast.Assign) and _names_cuda(each)]
     return any(isinstance(value, ast.Constant) and value.value is not None for value in cuda)
 
 
-def _assigns(statement: ast.AnnAssign | ast.Assign, name: str) -> bool:
+def _names_cuda(statement: ast.AnnAssign | ast.Assign) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return any(ast.unparse(target) == name for target in targets)
+    return any(ast.unparse(target) == "cuda" for target in targets)
 
 
 def is_on(value: str | None) -> bool:

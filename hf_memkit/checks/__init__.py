@@ -8,10 +8,7 @@ problems = check_file("ds.json", args_file="args.yaml")
 """
 
 from hf_memkit.checks.apply import check, check_file, not_checked, read_subject
-from hf_memkit.checks.rule import RULES, SEVERITIES, Problem, Rule, Severity
+from hf_memkit.checks.rule import RULES, Problem, Rule, Severity
 from hf_memkit.checks.subject import Subject
 
-__all__ = [
-    "RULES", "SEVERITIES", "Problem", "Rule", "Severity", "Subject", "check", "check_file", "not_checked",
-    "read_subject",
-]  # fmt: skip
+__all__ = ["RULES", "Problem", "Rule", "Severity", "Subject", "check", "check_file", "not_checked", "read_subject"]

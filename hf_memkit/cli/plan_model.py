@@ -109,9 +109,7 @@ def planned_setups(
 
     found: list[Plan] = []
     for setup in setups:
-        one = plan_setup(
-            setup, also=also, limit_s=limit_s, said=said, ram_is_given=True, host=host, sequences=sequences
-        )
+        one = plan_setup(setup, also=also, limit_s=limit_s, said=said, host=host, sequences=sequences)
         found.append(one)
         if found[-1].stopped_by_hand:
             break

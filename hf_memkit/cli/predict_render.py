@@ -72,13 +72,11 @@ def show(
         All that is to be changed.
     """
     console = console or Console(highlight=False)
-    console.print(Group(*_head(prediction, known, above, short=short)), crop=False)
+    console.print(Group(*warnings(above, short=short), *answer(prediction, known, short=short)), crop=False)
     console.file.flush()
     found = search()
-    console.print(
-        Group(*_sentences(found, short=short), *_rest(prediction, title, console.width, above, short=short)),
-        crop=False,
-    )
+    sentences = [Text(text(line, _SHORT_ANSWER) if short else line) for line in found]
+    console.print(Group(*sentences, *_rest(prediction, title, console.width, above, short=short)), crop=False)
     return [*known, *found]
 
 
@@ -89,10 +87,6 @@ def advice_for(prediction: Prediction, setup: Setup, instead: NextSetup | NextVa
     return advice(prediction, instead, what, setup.micro_batch_size)
 
 
-def _head(prediction: Prediction, change: Sequence[str], above: Sequence[str], *, short: bool) -> list[Text]:
-    return [*warnings(above, short=short), *answer(prediction, change, short=short)]
-
-
 def _rest(
     prediction: Prediction, title: str, width: int, above: Sequence[str], *, short: bool
 ) -> list[RenderableType]:
@@ -101,10 +95,6 @@ def _rest(
         return [Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest)]
     named = [Text(""), Text(title, style="bold"), Text("")]
     return [*named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above)]
-
-
-def _sentences(lines: Sequence[str], *, short: bool) -> list[Text]:
-    return [Text(text(line, _SHORT_ANSWER) if short else line) for line in lines]
 
 
 def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
@@ -263,11 +253,10 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
     """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
-    fixed, confidence = prediction.outside_allocator_bytes, prediction.confidence
+    fixed, tight = prediction.outside_allocator_bytes, prediction.verdict == "tight"
     usable = usable_bytes(prediction.capacity_bytes or 0, fixed, prediction.memory_fraction)
-    needs = confidence.cap_with_slack(prediction.smallest_cap_bytes)
-    if prediction.verdict == "tight":
-        needs = confidence.reserved_with_slack(prediction.peak_reserved_bytes[1])
+    least = prediction.peak_reserved_bytes[1] if tight else prediction.smallest_cap_bytes
+    needs = prediction.confidence.with_slack(least)
     if prediction.categories["activations"] + prediction.categories["loss"] <= needs - usable:
         return ""
     several, single = _SMALLER.get(what, _SMALLER_BY_OPTIONS)

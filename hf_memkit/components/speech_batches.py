@@ -47,19 +47,16 @@ class SpeechBatches:
         rate = self._extractor.sampling_rate
         waves = [read_sound(row["audio"].get("bytes") or row["audio"]["path"], rate) for row in rows]
         features: Tensor = self._extractor(waves, sampling_rate=rate, return_tensors="pt")["input_features"]
-        texts = [self._labels(row["text"]) for row in rows]
+        texts = [label_tokens(self._tokenizer, row["text"]) for row in rows]
         labels = torch.full((len(texts), max(map(len, texts))), _IGNORED)
         for number, text in enumerate(texts):
             labels[number, : len(text)] = torch.tensor(text)
         return {"input_features": features if self._dtype is None else features.to(self._dtype), "labels": labels}
 
-    def _labels(self, text: str) -> list[int]:
-        """Without the token that the decoder starts from: the model puts that before the labels itself."""
-        return label_tokens(self._tokenizer, text)
-
 
 def label_tokens(tokenizer: Any, text: str) -> list[int]:
-    """The label tokens of a text: language and task if the tokenizer has them, words, end."""
+    """The label tokens of a text: language and task if the tokenizer has them, words, end. Without the token that the
+    decoder starts from: the model puts that before the labels itself."""
     tokens: list[int] = tokenizer(text.strip())["input_ids"]
     return tokens[1:]
 

@@ -57,7 +57,6 @@ def plan_setup(
     also: tuple[str, ...] = (),
     limit_s: float | None = None,
     said: Callable[[Judged], None] = lambda _: None,
-    ram_is_given: bool = False,
     host: GivenHost | None = None,
     sequences: int | None = None,
 ) -> Plan:
@@ -67,7 +66,7 @@ def plan_setup(
     Args:
         setup: with its job: the model, the machine, the batch.
         trust_remote_code: whether the model's own code may be run.
-        also, limit_s, said, ram_is_given, host, sequences: as of `plan_script`.
+        also, limit_s, said, host, sequences: as of `plan_script`.
 
     Raises:
         InputError: it cannot be predicted.
@@ -76,7 +75,7 @@ def plan_setup(
     with _as_script(setup, trust_remote_code=trust_remote_code, sequences=sequences or 0) as (script, environment):
         found = plan_script(
             script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-            ram_is_given=ram_is_given, host=host, sequences=sequences,
+            ram_is_given=True, host=host, sequences=sequences,
         )  # fmt: skip
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
@@ -215,14 +214,12 @@ def nearest_setup(
     *,
     gpus: int = 1,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = LIMIT_S,
     ram_is_given: bool = False,
 ) -> Judged | None:
     """The setup of the same batch that fits with the fewest changes, traced; None: none was found.
 
     Args:
         script, machine, gpus, environment, ram_is_given: as of `plan_script`.
-        limit_s: after how many seconds nothing more is begun.
 
     Raises:
         InputError, ScriptFailed: as `plan_script`.
@@ -231,7 +228,7 @@ def nearest_setup(
     with judging_pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
         traces.start()
         judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
-        return _search(judge, (), limit_s, lambda _: None)[0].nearest()
+        return _search(judge, (), LIMIT_S, lambda _: None)[0].nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:

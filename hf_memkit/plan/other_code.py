@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -341,7 +341,8 @@ class _Edited:
             if isinstance(node, ast.For | ast.While | ast.ClassDef):
                 return False
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = {each.arg for each in _parameters(node.args)}
+                given = node.args
+                arguments = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
                 return name in arguments or any(
                     isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id == name
                     for each in ast.walk(node)
@@ -361,10 +362,6 @@ def _argument(call: ast.Call, at: int | str | None) -> ast.expr:
             if each.arg == at:
                 return each.value
     raise _Unsure
-
-
-def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
-    yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
 
 
 def _begin(node: Any) -> tuple[int, int]:

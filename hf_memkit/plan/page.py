@@ -59,7 +59,7 @@ def page(plans: Sequence[Plan], prices: Mapping[str, float], ran: Sequence[Verif
     parts = list(_gpus(ranked, prices)) if len(ranked) > 1 else []
     for number, plan in enumerate(ranked):
         parts += _plan(plan, price_of(plan, prices), f"plan-{number}", charts, ran, alone=len(ranked) == 1)
-    parts.append(_glossary())
+    parts.append(section(None, "Words", terms(_WORDS, "glossary")))
     return document(f"Plan: {ranked[0].name}", join(parts, "\n"), charts)
 
 
@@ -235,7 +235,3 @@ def _table(plan: Plan, caption: str, rows: Sequence[wording.PlanRow], price: flo
         for row in rows
     ]
     return figure_table(caption, columns, cells, numbers=range(1, len(columns) - 1))
-
-
-def _glossary() -> Html:
-    return section(None, "Words", terms(_WORDS, "glossary"))

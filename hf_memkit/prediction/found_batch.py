@@ -66,7 +66,7 @@ def first_that_fits(
 def _usable(prediction: Prediction) -> int:
     capacity, outside = prediction.capacity_bytes or 0, prediction.outside_allocator_bytes
     usable = usable_bytes(capacity, outside, prediction.memory_fraction)
-    return usable - (prediction.confidence.cap_with_slack(usable) - usable)
+    return usable - (prediction.confidence.with_slack(usable) - usable)
 
 
 def _guess(tried: Sequence[int], failed: int, fits: int, needs: Sequence[tuple[int, int]], usable: int) -> int:

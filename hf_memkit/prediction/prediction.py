@@ -133,7 +133,7 @@ class Prediction:
     def lacks_room(self) -> bool:
         """Whether the GPU is too small, or just large enough; where it does not fit all the same, RAM or disk is."""
         usable = usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
-        return self.verdict == "tight" or self.confidence.cap_with_slack(self.smallest_cap_bytes) > usable
+        return self.verdict == "tight" or self.confidence.with_slack(self.smallest_cap_bytes) > usable
 
     def judged(self, machine: Machine) -> Prediction:
         """Another prediction, with the verdict for this machine and its GPU's capacity."""

@@ -27,18 +27,15 @@ autocast rules)."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 
-SLACK_SHARE: Final[dict[Level, tuple[float, float]]] = {
-    "trace": (0.05, 0.05),
-    "cpu trace": (0.10, 0.10),
-}
-"""Shares of the smallest cap and of the reserved bytes that a verdict adds to them:
+SLACK_SHARE: Final[dict[Level, float]] = {"trace": 0.05, "cpu trace": 0.10}
+"""The share of the smallest cap, and of the reserved bytes, that a verdict adds to them:
 
 * trace: 5 %, the worst error that is accepted of a predicted peak; what `CONTEXT_SLACK_BYTES` is fitted beside.
 * cpu trace: other kernels, another attention, other autocast lists; assumed. torch accepts ±10 % for its own tracker
   of traced steps against CUDA (pytorch: test/distributed/_tools/test_mem_tracker.py, `delta=0.1`).
 """
 
-CONTEXT_SLACK_BYTES: Final[dict[Level, int]] = {"trace": 200 * MIB, "cpu trace": 200 * MIB}
+CONTEXT_SLACK_BYTES: Final = 200 * MIB
 """The CUDA context is assumed at 500 MiB (`hardware.CONTEXT_BYTES`) and grows in training, as libraries load kernels
 when they are first used. Of traces: the least multiple of 50 MiB with which 95 % of the fitting half's trainings are
 covered, `fitted_slack_mib` in benchmarks/published_summary.py, which a test compares with this."""
@@ -65,23 +62,14 @@ class Confidence:
         if not self.rests_on:
             raise ValueError("a confidence must say what it rests on")
 
-    def cap_with_slack(self, size_bytes: int) -> int:
-        """A smallest cap, and the room that a verdict leaves beside it."""
-        return size_bytes + round(SLACK_SHARE[self.level][0] * size_bytes) + CONTEXT_SLACK_BYTES[self.level]
-
-    def reserved_with_slack(self, size_bytes: int) -> int:
-        """Reserved bytes, and the room that a verdict leaves beside them."""
-        return size_bytes + round(SLACK_SHARE[self.level][1] * size_bytes) + CONTEXT_SLACK_BYTES[self.level]
+    def with_slack(self, size_bytes: int) -> int:
+        """A smallest cap, or reserved bytes, and the room that a verdict leaves beside them."""
+        return size_bytes + round(SLACK_SHARE[self.level] * size_bytes) + CONTEXT_SLACK_BYTES
 
     @property
-    def cap_slack(self) -> str:
-        """`"5 % and 100 MiB of slack"`."""
-        return _words(self.level, 0)
-
-    @property
-    def reserved_slack(self) -> str:
-        """`"5 % and 100 MiB of slack"`."""
-        return _words(self.level, 1)
+    def slack(self) -> str:
+        """`"5 % and 200 MiB of slack"`."""
+        return f"{round(100 * SLACK_SHARE[self.level])} % and {CONTEXT_SLACK_BYTES // MIB} MiB of slack"
 
     @property
     def measured(self) -> str:
@@ -97,10 +85,6 @@ class Confidence:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
         return cls(content["level"], content["rests_on"], content["measured_on"])
-
-
-def _words(level: Level, end: int) -> str:
-    return f"{round(100 * SLACK_SHARE[level][end])} % and {CONTEXT_SLACK_BYTES[level] // MIB} MiB of slack"
 
 
 FULL_SHARE: Final = 0.92
@@ -182,26 +166,26 @@ def _gpu(
     available = f"{gpu.name} has {format_size(usable)} available"
     if usable < gpu.capacity_bytes - outside:
         available = f"per_process_memory_fraction {memory_fraction:g} allows {format_size(usable)} of {gpu.name}"
-    least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
+    least, most = confidence.with_slack(cap), confidence.with_slack(reserved)
     if most <= usable:
         is_full = reserved + outside > FULL_SHARE * gpu.capacity_bytes
         slow = f". That is above {100 * FULL_SHARE:.0f} % of the GPU: steps can be slow, and memkit plan rejects it"
         return Judgement(
             "fits",
             f"the allocator takes at most {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}); {available}{slow if is_full else ''}",
+            f"{confidence.slack}); {available}{slow if is_full else ''}",
         )
     if least <= usable:
         return Judgement(
             "tight",
             f"the allocator takes up to {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}); {available}; training completes in {format_size(cap)} "
+            f"{confidence.slack}); {available}; training completes in {format_size(cap)} "
             f"({format_size(least)} with slack), but slowly: the allocator must often free its cache",
         )
     if cap <= usable:
         return Judgement(
             "does not fit",
-            f"{available}; it needs at least {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}): "
+            f"{available}; it needs at least {format_size(cap)} ({format_size(least)} with {confidence.slack}): "
             f"too close",
         )
     return Judgement("does not fit", f"{available}; it needs at least {format_size(cap)}")

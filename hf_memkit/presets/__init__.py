@@ -9,7 +9,7 @@ trainer = setup.trainer(output_dir="out", train_dataset=data)
 """
 
 from hf_memkit.presets.compose import apply_preset, compose
-from hf_memkit.presets.named import PRESETS, Preset, find_preset
+from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.preset_setup import PresetSetup
 
-__all__ = ["PRESETS", "Preset", "PresetSetup", "apply_preset", "compose", "find_preset"]
+__all__ = ["PRESETS", "PresetSetup", "apply_preset", "compose"]

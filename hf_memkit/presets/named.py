@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hf_memkit.common.errors import InputError, did_you_mean
 from hf_memkit.deepspeed import techniques as zero_techniques
 from hf_memkit.setup import techniques
 
@@ -113,14 +112,3 @@ PRESETS: Final[dict[str, Preset]] = {
         where_possible=("chunked-loss", "sdpa-attention"),
     ),
 }  # fmt: skip
-
-
-def find_preset(name: str) -> Preset:
-    """The preset called `name`.
-
-    Raises:
-        InputError: there is none.
-    """
-    if name not in PRESETS:
-        raise InputError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}; known: {', '.join(PRESETS)}")
-    return PRESETS[name]

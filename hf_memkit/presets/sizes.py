@@ -232,4 +232,4 @@ def _needed(size: int, above: int, below: int, seen: Mapping[int, Prediction]) -
 def _with_slack(found: Prediction, allocated: float) -> int:
     """What the verdict asks for where so much is allocated."""
     share = found.peak_reserved_bytes[1] / found.peak_allocated_bytes
-    return found.confidence.reserved_with_slack(round(share * allocated))
+    return found.confidence.with_slack(round(share * allocated))

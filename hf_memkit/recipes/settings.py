@@ -3,7 +3,7 @@ and what of a request is refused, because it is wrong, the variant answers for i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from hf_memkit.catalog.hardware import Machine, described_gpu
@@ -14,22 +14,13 @@ from hf_memkit.common.units import GIB, format_size, parse_size
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipes.schema import Recipe
 from hf_memkit.recipes.tasks import DEFAULT_TASK, find_task
-from hf_memkit.setup.own_arguments import read_pairs, wrong_counts
+from hf_memkit.setup.own_arguments import wrong_counts
 from hf_memkit.setup.request import Request, refuse_too_long
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.batch import split_batch
 
 CHECKPOINTS = 5
 """Checkpoints in a run, about."""
-
-
-def read_own(recipe: Recipe, pairs: Iterable[str]) -> dict[str, Any]:
-    """`{field: value}` of `--set key=value` for a recipe: fields of its own Trainer's arguments.
-
-    Raises:
-        SettingError: lists every pair that is wrong, or answered for elsewhere.
-    """
-    return read_pairs(pairs, ELSEWHERE, find_task(recipe.task).further_arguments)
 
 
 def check_data(recipe: Recipe, source: str) -> None:

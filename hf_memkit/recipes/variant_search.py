@@ -251,9 +251,9 @@ def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: in
     proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained.
     """
     held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
-    needs = found.confidence.reserved_with_slack(found.peak_reserved_bytes[1])
-    grows = needs - found.confidence.reserved_with_slack(held)
-    room = usable_bytes - found.confidence.reserved_with_slack(held)
+    needs = found.confidence.with_slack(found.peak_reserved_bytes[1])
+    grows = needs - found.confidence.with_slack(held)
+    room = usable_bytes - found.confidence.with_slack(held)
     if grows <= 0 or room <= 0:
         return shortest if found.verdict != "fits" else length
     wanted = max(shortest, min(longest, int(length * room / grows) // MULTIPLE * MULTIPLE))

@@ -44,7 +44,7 @@ def test_errors_keep_what_runs_out_and_what_lies_outside_a_range() -> None:
 
 def test_slack_is_what_the_fitting_half_asks_for() -> None:
     """New evidence that asks for another slack is noticed; the judging half is covered."""
-    slack_mib = CONTEXT_SLACK_BYTES["trace"] // MIB
+    slack_mib = CONTEXT_SLACK_BYTES // MIB
     assert published_summary.fitted_slack_mib(EVIDENCE["rows"], EVIDENCE["fitted_on"]) == slack_mib
     fitting, judging = published_summary.calibrations(EVIDENCE["rows"], EVIDENCE["fitted_on"], slack_mib)
     assert not set(fitting.models) & set(judging.models)

@@ -6,13 +6,14 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from packaging.requirements import Requirement
 
 from hf_memkit.catalog.library_versions import OLDEST
-from hf_memkit.checks.doctor import STATUSES, gpu, host, operators, software
+from hf_memkit.checks.doctor import gpu, host, operators, software
+from hf_memkit.checks.doctor.check import Status
 from hf_memkit.cli import main
 from hf_memkit.deepspeed import ops
 
@@ -23,7 +24,9 @@ def run_doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
     """(exit code, lines by name) of the real command."""
     code = main(["doctor", "--json", *arguments])
     lines = json.loads(capsys.readouterr().out)
-    assert all(set(line) == {"name", "status", "found", "fix"} and line["status"] in STATUSES for line in lines)
+    assert all(
+        set(line) == {"name", "status", "found", "fix"} and line["status"] in get_args(Status) for line in lines
+    )
     assert all(line["fix"] for line in lines if line["status"] != "ok"), "a line that does not say what mends it"
     return code, {line["name"]: line for line in lines}
 

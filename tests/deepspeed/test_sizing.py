@@ -80,12 +80,14 @@ def test_live_parameters_hold_the_largest_twice() -> None:
 
 
 def test_nothing_is_prefetched_where_deepspeed_would_read_it_twice() -> None:
-    def prefetch(model: str, gpus: int) -> int:
-        zero = sized("zero3-infinity", model, gpus=gpus, machine=machine(4000)).config["zero_optimization"]
+    def prefetch(gpus: int) -> int:
+        zero = sized("zero3-infinity", "openai-community/gpt2-xl", gpus=gpus, machine=machine(4000)).config[
+            "zero_optimization"
+        ]
         return int(zero["stage3_prefetch_bucket_size"])
 
-    assert prefetch("openai-community/gpt2-xl", 1) > 0
-    assert prefetch("openai-community/gpt2-xl", 64) == 0  # a rank's shares are below 1 MiB, but the embedding's
+    assert prefetch(1) > 0
+    assert prefetch(64) == 0  # a rank's shares are below 1 MiB, but the embedding's
 
 
 def test_a_low_limit_for_locked_memory_is_said() -> None:

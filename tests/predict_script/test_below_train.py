@@ -217,7 +217,7 @@ trainer, tracer = made(max_steps=4, save_strategy="no"), StorageTracer("cpu")
 watch = TrainingWatch(tracer)
 trainer.add_callback(watch)
 with tracer:
-    tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()], "weights")
+    tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()])
     trainer.train(resume_from_checkpoint="out/checkpoint-2")
     print(json.dumps(tracer.finish(watch.phase).peaks_by_phase()))
 """

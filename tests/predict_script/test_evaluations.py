@@ -125,7 +125,7 @@ for name in {NAMES!r}:
     watch = TrainingWatch(tracer)
     trainer.add_callback(watch)
     with tracer:
-        tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()], "weights")
+        tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()])
         trainer.train()
         found[name] = tracer.finish(watch.phase).peaks_by_phase()
     watch.end()

@@ -1,6 +1,6 @@
 """Every optimizer of the pack, quantised weights, and what else libraries do beside torch's dispatcher, traced on fake
 CUDA tensors: the bytes are those of the formulas, which are proven on the real libraries elsewhere
-(tests/techniques/test_optimizer_states.py, test_adapter_sizes.py).
+(tests/techniques/test_technique_optimizers.py, test_technique_adapters.py).
 
 All cases are forked from one process that has loaded torch and transformers once.
 """

@@ -71,9 +71,11 @@ def text_pairs(tmp_path: Path, **options: Any) -> tuple[Any, Any, list[dict[str,
     return T5ForConditionalGeneration(config), arguments, rows
 
 
-def of_trainer(model: Any, arguments: Any, rows: Any, kind: Any = Seq2SeqTrainer) -> Prediction:
+def of_trainer(model: Any, arguments: Any, rows: Any) -> Prediction:
     options = {"data_collator": default_data_collator, "compute_metrics": no_metrics}
-    return predict_trainer(kind(model, arguments, train_dataset=rows, eval_dataset=rows, **options), gpu="16GB")
+    return predict_trainer(
+        Seq2SeqTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, **options), gpu="16GB"
+    )
 
 
 @pytest.mark.slow

@@ -31,10 +31,10 @@ RECORDED = sorted((Path(__file__).parent / "histories").glob("*.json.gz"))
 BASE = 0x7F0000000000
 
 
-def entry(action: str, address: int, size: int, stream: int = 0) -> dict[str, Any]:
+def entry(action: str, address: int, size: int) -> dict[str, Any]:
     """As torch writes one: with frames and a time."""
     key = "device_free" if action == "oom" else "addr"
-    return {"action": action, key: address, "size": size, "stream": stream, "time_us": 1, "frames": []}
+    return {"action": action, key: address, "size": size, "stream": 0, "time_us": 1, "frames": []}
 
 
 def snapshot(*entries: dict[str, Any], settings: str = "") -> dict[str, Any]:

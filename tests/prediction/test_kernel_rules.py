@@ -19,9 +19,9 @@ aten = torch.ops.aten
 BF16 = torch.bfloat16
 
 
-def turned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def turned(*shape: int) -> torch.Tensor:
     """Of this shape, with its last two dimensions in the other order in memory."""
-    return torch.ones(*shape[:-2], shape[-1], shape[-2], dtype=dtype).transpose(-1, -2)
+    return torch.ones(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
 
 
 def layer_norm(dtype: torch.dtype) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ CLIP = replace(COPY, name="aten._foreach_norm.Scalar")
 READ = replace(SMALL, name="aten._local_scalar_dense.default", waits=True)
 
 
-def work_of(*micro_batches: list[Operation], optimizer: list[Operation] | None = None, clip: bool = False) -> Work:
+def work_of(*micro_batches: list[Operation], clip: bool = False) -> Work:
     """A step: of each micro-batch the same operations forward and, called by autograd, backward."""
     work = Work()
 
@@ -45,7 +45,7 @@ def work_of(*micro_batches: list[Operation], optimizer: list[Operation] | None =
         add(forward, "forward")
         backward = [replace(each, from_autograd=True) for each in forward]
         add([*backward, *([CLIP] if clip and number == len(micro_batches) - 1 else [])], "backward")
-    add(optimizer or [STEP], "optimizer")
+    add([STEP], "optimizer")
     add([], "data")
     return work
 

@@ -27,14 +27,14 @@ def trace_of(events: Sequence[int], sizes: Sequence[int], marks: Sequence[tuple[
     )
 
 
-def random_trace(seed: int, count: int, live: int = 100) -> Trace:
-    """`count` allocations and frees in random order, with about `live` storages at a time."""
+def random_trace(seed: int, count: int) -> Trace:
+    """`count` allocations and frees in random order, with about 100 storages at a time."""
     source = random.Random(seed)
     events: list[int] = []
     sizes: list[int] = []
     alive: list[int] = []
     while len(events) < count:
-        if alive and (len(alive) > live or source.random() < 0.49):
+        if alive and (len(alive) > 100 or source.random() < 0.49):
             events.append(-alive.pop(source.randrange(len(alive))))
         else:
             sizes.append(source.choice((*SIZES, source.randrange(1, 40 * MIB))))

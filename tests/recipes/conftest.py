@@ -1,4 +1,4 @@
-"""What tests of a recipe's data share: an empty cache, and ways to write data."""
+"""What tests of a recipe's data share: a small GPU, an empty cache, and ways to write data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from pathlib import Path
 
 import datasets
 import pytest
+
+from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.common.units import GIB
+
+
+@pytest.fixture(scope="session")
+def small_gpu() -> Machine:
+    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
 @pytest.fixture

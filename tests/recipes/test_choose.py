@@ -81,7 +81,7 @@ def gpu_of(resolved: Setup) -> Gpu:
 
 def needs(found: Prediction) -> int:
     """Bytes of a GPU on which a prediction is `fits`."""
-    return found.confidence.reserved_with_slack(found.peak_reserved_bytes[1])
+    return found.confidence.with_slack(found.peak_reserved_bytes[1])
 
 
 def peaks(recipe: Recipe, machine: Machine) -> dict[str, int]:

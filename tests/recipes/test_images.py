@@ -12,9 +12,8 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
-from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.errors import InputError
-from hf_memkit.common.units import GIB
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.export.scripts import image_rows, train_images
 from hf_memkit.recipes.export.scripts.job import TrainingJob
@@ -32,11 +31,6 @@ from tests.recipes.resolving import resolve
 @pytest.fixture(scope="module")
 def images() -> Recipe:
     return load_recipe("vit-large-on-8gb")
-
-
-@pytest.fixture(scope="module")
-def small_gpu() -> Machine:
-    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from typing import Any
 import datasets
 import pytest
 
-from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.errors import DataError, InputError
-from hf_memkit.common.units import GIB
 from hf_memkit.components import mean_loss
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.export.scripts import speech_rows
@@ -30,11 +29,6 @@ from tests.recipes.resolving import resolve
 @pytest.fixture(scope="module")
 def speech() -> Recipe:
     return load_recipe("whisper-small-on-8gb")
-
-
-@pytest.fixture(scope="module")
-def small_gpu() -> Machine:
-    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
 @pytest.fixture

@@ -57,9 +57,9 @@ def model_of(kind: str, dropout: float = 0.0, *, dtype: torch.dtype = torch.floa
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config)).to(dtype).train()
 
 
-def with_lora(model: Any, dropout: float = 0.1) -> Any:
+def with_lora(model: Any) -> Any:
     torch.manual_seed(3)
-    return get_peft_model(model, LoraConfig(r=4, lora_dropout=dropout, target_modules="all-linear")).train()
+    return get_peft_model(model, LoraConfig(r=4, lora_dropout=0.1, target_modules="all-linear")).train()
 
 
 class Pass(NamedTuple):

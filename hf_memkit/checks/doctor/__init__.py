@@ -5,9 +5,9 @@ It changes nothing: it deletes no lock, builds nothing, and leaves no file behin
 
 from __future__ import annotations
 
-from hf_memkit.checks.doctor.check import STATUSES, Check, Status
+from hf_memkit.checks.doctor.check import Check
 
-__all__ = ["STATUSES", "Check", "Status", "diagnose"]
+__all__ = ["diagnose"]
 
 
 def diagnose(nvme_path: str | None = None) -> list[Check]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal
 
 Status = Literal["ok", "warning", "missing"]
 """`ok`: works. `warning`: works, at a cost that `found` names. `missing`: does not work."""
-
-STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from hf_memkit.checks.rules.optimizer_options import (
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
 
-_TRAINER = "transformers 5.23.0: trainer_optimizer.py"
-
 
 def _bitsandbytes_8bit(row: Optimizer) -> bool:
     """Trainer keeps the states of embeddings wide with these (transformers 5.23.0: trainer.py 1329-1344)."""

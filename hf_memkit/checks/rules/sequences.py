@@ -158,7 +158,7 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
 @any_job.warning(
     why="a text recipe's data are full blocks of equal length: nothing is padded, so there is nothing to save",
     fix="leave the technique out",
-    source="hf_memkit/recipes/packing.py, Blocks",
+    source="hf_memkit/recipes/export/scripts/train_text.py, blocks_of",
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),
 )
 def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:

@@ -78,7 +78,6 @@ class Here:
     hostname: str = field(default_factory=socket.gethostname)
     boot_id: str | None = field(default_factory=_boot_id)
     now_s: float = field(default_factory=time.time)
-    process_start: Callable[[int], float | None] = _process_start
     count_oom_kills: Callable[[], int | None] = oom_kills
 
 
@@ -100,7 +99,7 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
         return _killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
     if pid is None:
         return _gone_or_unknown(attempt, "the records do not name its process")
-    alive = here.process_start(pid)
+    alive = _process_start(pid)
     if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
         return _running(attempt, pid, here.now_s)
     return _killed(attempt, host, here, f"its process {pid} is gone")

@@ -84,14 +84,15 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def start_command(job: RecipeRun, script: str, node_rank: str = "0", master_addr: str = "ADDRESS_OF_MACHINE_0") -> str:
+def start_command(job: RecipeRun, script: str, node_rank: str = "0") -> str:
     """The command that starts the exported script: on several machines once on each, with its own number."""
     if job.processes == 1:
         return f"python {script}"
     each = f"--nproc-per-node {job.gpus}"
     if job.nodes == 1:
         return f"torchrun --standalone {each} {script}"
-    return f"torchrun --nnodes {job.nodes} --node-rank {node_rank} --master-addr {master_addr} {each} {script}"
+    machines = f"--nnodes {job.nodes} --node-rank {node_rank} --master-addr ADDRESS_OF_MACHINE_0"
+    return f"torchrun {machines} {each} {script}"
 
 
 def _copies(modules: Iterable[str]) -> dict[str, str]:

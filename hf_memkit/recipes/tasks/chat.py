@@ -22,7 +22,6 @@ class _Chat(Task):
     trainer_class: ClassVar[str] = "trl:SFTTrainer"
     arguments_class: ClassVar[str] = "trl:SFTConfig"
     further_arguments: ClassVar[Mapping[str, Any]] = {"packing": bool, "assistant_only_loss": bool}
-    packages: ClassVar[tuple[str, ...]] = ("trl",)
     columns: ClassVar[Mapping[str, str]] = {"messages": "messages"}
     local_form: ClassVar[str] = "a file of conversations in JSON lines or parquet, or a folder of one kind of them"
     script: ClassVar[str] = "train_chat"

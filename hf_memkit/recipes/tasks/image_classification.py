@@ -22,7 +22,6 @@ _HELD_OUT: Final = ("validation", "val", "valid", "dev", "eval", "test", "testin
 class _ImageClassification(Task):
     name: ClassVar[str] = "image-classification"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
-    packages: ClassVar[tuple[str, ...]] = ("PIL",)
     columns: ClassVar[Mapping[str, str]] = {"image": "image", "label": "label"}
     local_form: ClassVar[str] = (
         "a folder with a folder of images for each label, or a table with the columns image and label"

@@ -50,7 +50,6 @@ class Task:
         auto_class: the class of transformers that makes the model from its config.
         trainer_class, arguments_class: `module:class` of the Trainer, and of its arguments.
         further_arguments: name → type of what `--set` takes of its arguments beyond TrainingArguments.
-        packages: what must be installed for it beyond the core dependencies.
         model_parts: part (`hf_memkit/components`) → (its options, reason) that models of this task need.
         columns: role → the column's default name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
         local_form: one line: what a `--data` value may be.
@@ -66,7 +65,6 @@ class Task:
     trainer_class: ClassVar[str] = "transformers:Trainer"
     arguments_class: ClassVar[str] = "transformers:TrainingArguments"
     further_arguments: ClassVar[Mapping[str, Any]] = {}
-    packages: ClassVar[tuple[str, ...]] = ()
     model_parts: ClassVar[Settings] = {}
     columns: ClassVar[Mapping[str, str]] = {}
     local_form: ClassVar[str]

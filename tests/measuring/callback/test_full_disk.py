@@ -128,7 +128,7 @@ def test_a_disk_that_has_room_again(disk: SmallDisk, make_trainer: Any) -> None:
     assert read_records(callback.path)[-1]["kind"] == "end", "in its usual place"
 
 
-def writer_on(disk: SmallDisk, error: str = "") -> RecordWriter:
+def writer_on(disk: SmallDisk) -> RecordWriter:
     """Of a training whose process is gone, on a disk that is full after its second step."""
     writer = RecordWriter(disk.folder / "memory-rank0.jsonl")
     writer.write("run", {"start_step": 0, "host": hosted_here(pid=NO_PROCESS, process_started=1.0)})

@@ -72,13 +72,13 @@ def run_record(**changes: Any) -> Record:
     }
 
 
-def step_record(step: int, tokens: int, longest: int, rng: random.Random, *, extra_gib: float = 0.0) -> Record:
+def step_record(step: int, tokens: int, longest: int, rng: random.Random) -> Record:
     """One step of a GPT-2 Large in half precision whose activations and logits follow the tokens of a micro-batch."""
     weights, gradients, optimizer, buffers, other = 1.44, 1.44, 1.52, 0.12, 0.05
     activations = round(tokens * 1.25 / 1024 * (1 + longest / 8192), 10)
     loss = round(tokens * 50257 * 10 / GIB, 10)
-    peak = round(weights + gradients + optimizer + activations + loss + buffers + other + extra_gib, 10)
-    floor = weights + optimizer + other + extra_gib
+    peak = round(weights + gradients + optimizer + activations + loss + buffers + other, 10)
+    floor = weights + optimizer + other
     reserved = max(math.ceil(peak * 50) / 50 + 0.4, 10.9)
     forward, of_optimizer = peak - gradients * 0.6, floor + gradients + 0.4
     phases = {"data": floor, "forward": forward, "backward": peak, "optimizer": of_optimizer}
@@ -114,7 +114,7 @@ def step_record(step: int, tokens: int, longest: int, rng: random.Random, *, ext
             "activations_gib": activations,
             "loss_gib": loss,
             "buffers_gib": buffers,
-            "other_gib": other + extra_gib,
+            "other_gib": other,
         }
         record["held"] = {"device": {"weights_gib": weights, "optimizer_gib": optimizer}}
     return record

@@ -61,8 +61,8 @@ def training(
     return records
 
 
-def changing(least: int, most: int, seed: int = 0) -> Callable[[int], int]:
-    chance = random.Random(seed)
+def changing(least: int, most: int) -> Callable[[int], int]:
+    chance = random.Random(0)
     lengths = [chance.randint(least, most) for _ in range(401)]
     return lengths.__getitem__
 

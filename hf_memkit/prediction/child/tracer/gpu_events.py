@@ -128,7 +128,7 @@ class GpuEvents:
         # By id: an operation stays, its own hash is computed in Python.
         self._known: dict[int, tuple[bool, Callable[[Arguments, Mapping[str, Any]], int] | None]] = {}
 
-    def scratch(self, func: Any, args: Arguments, kwargs: Mapping[str, Any], result: Any) -> int:
+    def scratch(self, func: Any, args: Arguments, kwargs: Mapping[str, Any]) -> int:
         """Bytes that the kernel of `func` takes while it runs; workspaces that stay are put into the trace here."""
         known = self._known.get(id(func))
         if known is None:

@@ -97,7 +97,7 @@ def operations_of(func: Any, args: Arguments, kwargs: Named, result: Any, device
     here = [each for each in tensors if device_type(each) == device]
     if not here and not (namespace == "bitsandbytes" and "optimizer" in name):
         return ()
-    if len(here) < len(tensors) and (copied := _transfer(func, name, args, kwargs, result, device)) is not None:
+    if len(here) < len(tensors) and (copied := _transfer(func, name, args, kwargs, result)) is not None:
         return (copied,)
     cost = _SPECIAL.get(name)
     if cost is not None and (found := cost(func, args, kwargs, result)):
@@ -184,7 +184,7 @@ def _launches(name: str, args: Arguments) -> int:
     return max(1, -(-chunks // _MOST_BLOCKS), -(-len(args[0]) // most))
 
 
-def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any, device: str) -> Operation | None:
+def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any) -> Operation | None:
     """A copy between host and GPU; None: it is none, but has a number on the host among its arguments."""
     if name == "_to_copy":
         source, target = args[0], result

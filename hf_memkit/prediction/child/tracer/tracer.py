@@ -137,14 +137,14 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if storage is not None:
                         self.trace.category_of[storage - 1] = number
 
-    def adopt(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
-        """Counts tensors that were made before this was active, and names what they hold."""
-        tensors = list(tensors)
-        self.default, before = category, self.default
+    def adopt(self, weights: Iterable[torch.Tensor]) -> None:
+        """Counts weights that were made before this was active."""
+        tensors = list(weights)
+        self.default, before = "weights", self.default
         for tensor in tensors:
             self._watch(tensor, "before training", ())
         self.default = before
-        self.label(tensors, category)
+        self.label(tensors, "weights")
 
     def keep(self, size_bytes: int, category: Category, operation: str) -> None:
         """Something of the device's libraries that is made now and stays."""
@@ -243,7 +243,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     for leaf in tree_leaves(each):
                         if isinstance(leaf, torch.Tensor):
                             self._watch(leaf, func, args)
-        if self._gpu is not None and (scratch := self._gpu.scratch(func, args, kwargs, result)):
+        if self._gpu is not None and (scratch := self._gpu.scratch(func, args, kwargs)):
             self._freed(self._made(scratch, self.default, self._operation(f"{func} (scratch)")))
         return result
 

@@ -135,7 +135,7 @@ def traced_training(
         watch.watch_parts(trainer)
         notes += _callbacks(trainer, watch)
         with fake():
-            tracer.adopt(_weights(tracer.device_type), "weights")
+            tracer.adopt(_weights(tracer.device_type))
             if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: every answer is counted at its maximum length")
             dtype = as_the_engine_has_it(trainer)
