@@ -231,7 +231,7 @@ def plan(
     plans = _planned(
         found, setups, machines, gpus=gpus, environment=environment, also=tuple(also or ()),
         limit_s=limit, ram_is_given=ram is not None, host=of_host,
-        sequences=sequences_per_step,
+        sequences=sequences_per_step, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
@@ -278,6 +278,7 @@ def _planned(
     ram_is_given: bool,
     host: GivenHost,
     sequences: int | None,
+    trust_remote_code: bool,
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
     from hf_memkit.cli.plan_model import planned_setups
@@ -293,8 +294,9 @@ def _planned(
             progress = _Progress(machines)
             if script is None:
                 plans = planned_setups(
-                    setups or (), also=also, limit_s=limit_s, said=progress, host=host, sequences=sequences
-                )
+                    setups or (), trust_remote_code=trust_remote_code, also=also, limit_s=limit_s, said=progress,
+                    host=host, sequences=sequences,
+                )  # fmt: skip
             else:
                 plans = plan_gpus(
                     script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=progress,

@@ -98,6 +98,7 @@ def _on(machine: Machine, setup: Setup) -> Setup:
 def planned_setups(
     setups: Sequence[Setup],
     *,
+    trust_remote_code: bool,
     also: tuple[str, ...],
     limit_s: float | None,
     said: Callable[[Judged], None],
@@ -109,7 +110,10 @@ def planned_setups(
 
     found: list[Plan] = []
     for setup in setups:
-        one = plan_setup(setup, also=also, limit_s=limit_s, said=said, host=host, sequences=sequences)
+        one = plan_setup(
+            setup, trust_remote_code=trust_remote_code, also=also, limit_s=limit_s, said=said, host=host,
+            sequences=sequences,
+        )  # fmt: skip
         found.append(one)
         if found[-1].stopped_by_hand:
             break

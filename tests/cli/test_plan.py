@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from hf_memkit.cli import main
+from hf_memkit.common.errors import InputError
+from hf_memkit.plan import make_plan
 from hf_memkit.setup.script_overrides import read_plan
 from tests.conftest import ROOT
 
@@ -243,3 +245,17 @@ def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:
     code, out, said = interrupted(started(folder), after="the script's own line")
     assert (code, out) == (130, ""), said
     assert "stopped before any setup was traced" in said and "Traceback" not in said
+
+
+def test_a_model_s_own_code_is_run_only_if_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect: `--trust-remote-code` reached the model's config, and not the plan."""
+    given: list[bool] = []
+
+    def planned(setup: Any, *, trust_remote_code: bool, **options: Any) -> None:
+        given.append(trust_remote_code)
+        raise InputError("a test ends here")
+
+    monkeypatch.setattr(make_plan, "plan_setup", planned)
+    asked = ["plan", "--model", "gpt2", "--gpu", "T4", "--batch-size", "1"]
+    assert (main([*asked, "--trust-remote-code"]), main(asked)) == (2, 2)
+    assert given == [True, False]
