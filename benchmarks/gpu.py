@@ -91,9 +91,10 @@ def predict_all(wanted: Sequence[Case], machine: Machine, path: Path) -> int:
         if before and "step_time_ms" not in before:
             continue
         found = predicted(case, machine, on_cpu=False)
-        if before:
-            rows[case.name] = {**before, "priced_since_s": found.get("predicted_step_s"), "priced_on": provenance()}
+        if before and "predicted_step_s" in found:
+            rows[case.name] = {**before, "priced_since_s": found["predicted_step_s"], "priced_on": provenance()}
             flush(path, rows, rehearsal=False)
+        if before:
             continue
         rows[case.name] = {
             "case": case.name, **asdict(case), "status": PREDICTED, **found, "predicted_on": provenance()
