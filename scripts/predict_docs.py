@@ -72,13 +72,19 @@ def speed_table(path: Path = RESULTS / "predict_speed.json") -> str:
     return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
 
 
+def _measured(folder: Path) -> dict[Path, list[Row]]:
+    """The measured cases of each evidence file of a GPU; those that are only predicted wait for one."""
+    files = {path: json.loads(path.read_text()) for path in sorted(folder.glob("predict*.json"))}
+    return {
+        path: [row for row in content["cases"] if row["status"] != "predicted"]
+        for path, content in files.items()
+        if content.get("section") == "predict" and not content.get("rehearsal")
+    }
+
+
 def gpu_table(folder: Path = RESULTS) -> str:
     """Predictions beside trainings on a GPU, of every evidence file."""
-    parts = []
-    for path in sorted(folder.glob("predict*.json")):
-        evidence = json.loads(path.read_text())
-        if evidence.get("section") == "predict" and not evidence.get("rehearsal"):
-            parts.append(_of_gpu(path, evidence["cases"]))
+    parts = [_of_gpu(path, rows) for path, rows in _measured(folder).items() if rows]
     return "\n\n".join(parts) or "Not yet measured on a GPU."
 
 
@@ -158,8 +164,7 @@ def gpu_line(folder: Path = RESULTS) -> str:
     """What GPUs of ours showed, in a paragraph."""
     from benchmarks.gpu_summary import summary
 
-    files = [json.loads(path.read_text()) for path in sorted(folder.glob("predict*.json"))]
-    kept = [each["cases"] for each in files if each.get("section") == "predict" and not each.get("rehearsal")]
+    kept = [rows for rows in _measured(folder).values() if rows]
     if not kept:
         return "Not yet measured on a GPU."
     found = summary([row for rows in kept for row in rows])

@@ -43,7 +43,8 @@ def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespac
     timed = row("a", "fits", "fits", 0.01) | {"step_time_ms": 20.0, "predicted_step_s": [0.01, 0.016, 0.03]}
     timed |= {"priced_since_s": [0.02, 0.021, 0.03], "errors": {"peak_allocated": 0.01, "peak_reserved": 0.0}}
     timed["errors"]["step_time"] = -0.2
-    rows = [timed, row("b", "fits", "does not fit", -0.04), row("c", "tight", "fits", 0.02)]
+    waits = {"case": "d", "kind": "train", "status": "predicted", "prediction": {"peak_allocated_gib": 1.0}}
+    rows = [timed, waits, row("b", "fits", "does not fit", -0.04), row("c", "tight", "fits", 0.02)]
     (tmp_path / "predict-h200.json").write_text(json.dumps({"section": "predict", "rehearsal": False, "cases": rows}))
     table = script.gpu_table(tmp_path)
     assert "3 trainings on an NVIDIA H200, torch 2.11.0" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
