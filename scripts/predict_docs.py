@@ -129,12 +129,12 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
         )
     if found.median_step_error_since is not None:
         lines.append(
-            f"Kernels that these trainings showed to be slower than assumed are priced as measured since: median "
-            f"error {_percent(found.median_step_error_since, 0)} of the same trainings."
+            f"memkit now prices the kernels that were slower than assumed as these trainings took them. The same "
+            f'trainings then have a median error of {_percent(found.median_step_error_since, 0)}: column "priced now".'
         )
     lines += [
         "",
-        "| case | measured, GiB | predicted, GiB | error | step measured, ms | predicted | priced since |",
+        "| case | measured, GiB | predicted, GiB | error | step measured, ms | predicted | priced now |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:

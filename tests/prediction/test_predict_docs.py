@@ -50,7 +50,7 @@ def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespac
     assert "3 trainings on an NVIDIA H200, torch 2.11.0" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
     assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | – | – | – |" in table
     assert "| a | 10.00 | 10.10 | +1.0 % | 20 | 16 | 21 |" in table and "median error 20 %, worst 20 %" in table
-    assert "median error 5 % of the same trainings" in table
+    assert "then have a median error of 5 %" in table
 
 
 def test_the_page_s_python_compiles() -> None:
