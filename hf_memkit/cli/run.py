@@ -155,10 +155,10 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
     Raises:
         InputError: there is no such program, or no script in the command.
     """
-    from hf_memkit.prediction.worker import close_idle
+    from hf_memkit.prediction.worker import close_workers
 
     launched = read_command(words)
-    close_idle()  # the process that has read it
+    close_workers()  # the process that has read it
     if "--log" in options and any("torch" in word for word in launched.before):  # its parser reads them, too
         raise InputError(
             "--log: torchrun takes it for an abbreviation of --log-dir; omit it, or use accelerate launch"

@@ -160,8 +160,10 @@ def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
 def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[[], object] | None = None) -> int:
     """Trains `job`, whose folder `write` writes if it is not there; 0 if it finished, 1 if it was stopped."""
     from hf_memkit.cli import render
+    from hf_memkit.prediction.worker import close_workers
     from hf_memkit.run.training import run
 
+    close_workers()
     as_json = options.as_json
     say = render.silent if not ranks.is_first else render.say_to_stderr if as_json else render.say
     with _stdout_to_stderr() if as_json else contextlib.nullcontext():

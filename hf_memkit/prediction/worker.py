@@ -248,23 +248,27 @@ def lent_worker(python: str | None) -> Iterator[Worker]:
             each.close()
 
 
-def close_idle() -> None:
-    """Ends the worker that is kept, before this process does something that takes long."""
-    with _lending:
-        kept, _idle[:] = _idle.copy(), []
-    for worker in kept:
-        worker.close()
-
-
-atexit.register(close_idle)
-
 _shared: Worker | None = None
 
 
 def shared_worker() -> Worker:
-    """The worker of this Python process; it ends with it."""
+    """The worker of this Python process, until `close_workers`."""
     global _shared
     if _shared is None:
         _shared = Worker()
-        atexit.register(_shared.close)
     return _shared
+
+
+def close_workers() -> None:
+    """Ends the workers that are kept: a training needs the RAM that their libraries take."""
+    global _shared
+    with _lending:
+        kept, _idle[:] = _idle.copy(), []
+    if _shared is not None:
+        kept.append(_shared)
+        _shared = None
+    for worker in kept:
+        worker.close()
+
+
+atexit.register(close_workers)

@@ -16,7 +16,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace, rounded
 from hf_memkit.prediction.traced_training import Outcome
-from hf_memkit.prediction.worker import Worker, close_idle, lent_worker
+from hf_memkit.prediction.worker import Worker, close_workers, lent_worker
 from tests.prediction.cases import GPT2, LENGTH, LLAMA, facts, traced, training
 
 pytestmark = pytest.mark.tracing
@@ -183,7 +183,7 @@ for line in sys.stdin:
 
 def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: two at once that share one, one that has other variables than the script, one that was closed."""
-    close_idle()  # of other tests
+    close_workers()  # of other tests
     monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
     request = ScriptRequest(UserScript("train.py"), ".", {})
 
