@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,14 @@ def test_the_lock_of_a_killed_build_is_cleared_and_that_of_a_live_one_kept(opera
         os.close(live)
     ops.build(("cpu_adam", "async_io"), pytest.fail, cpu=True)
     assert not (operators / "async_io" / "lock").exists()
+
+
+@pytest.mark.operators
+def test_the_engine_loads_what_was_built_and_builds_nothing() -> None:
+    ops.build(("cpu_adam",), print, cpu=True)
+    built = ops.extensions_folder(cpu=True) / "cpu_adam" / "cpu_adam.so"
+    before = built.stat().st_mtime_ns
+    loads = "from deepspeed.ops.op_builder.cpu import CPUAdamBuilder; CPUAdamBuilder().load()"
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(ops.extensions_folder(cpu=True)), "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, "-c", loads], env=environment, check=True, capture_output=True)
+    assert built.stat().st_mtime_ns == before
