@@ -31,6 +31,7 @@ from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed import ops
 from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.setup.techniques.allocator import VARIABLE
+from tests.cpu_limit import CpuLimit
 from tests.loaded import Loaded, Ran, loaded
 
 # Scripts that tests run as their users would build no operator of their own beside memkit's.
@@ -61,8 +62,8 @@ LONGEST = (
 
 
 MARKERS = {
-    "operators": ("--all", "need a compiled DeepSpeed operator"),
-    "slow": ("--all", "train or start processes beyond one case of each mechanism"),
+    "operators": ("--slow", "need a compiled DeepSpeed operator"),
+    "slow": ("--slow", "train or start processes beyond one case of each mechanism"),
     "exhaustive": ("--exhaustive", "repeat what others show"),
     "older": ("--older", "need the environments of scripts/older_environments"),
 }
@@ -73,14 +74,15 @@ NO_OPERATORS = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     levels = parser.getgroup("levels", "which tests run")
-    levels.addoption("--all", action="store_true", help="tests that need a compiled DeepSpeed operator too, and more")
+    levels.addoption("--slow", action="store_true", help="slow tests too, and those that need a compiled operator")
     levels.addoption("--exhaustive", action="store_true", help="every test: whole products of lists too")
     levels.addoption("--older", action="store_true", help="those with earlier libraries (scripts/older_environments)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
-    if not (config.option.all or config.option.exhaustive or hasattr(config, "workerinput")):
+    config.pluginmanager.register(CpuLimit())
+    if not (config.option.slow or config.option.exhaustive or hasattr(config, "workerinput")):
         # On a machine that has built the operators too, a test that uses one and has no marker is found out.
         config.stash[NO_OPERATORS] = tempfile.TemporaryDirectory()
         os.environ["TORCH_EXTENSIONS_DIR"] = config.stash[NO_OPERATORS].name
@@ -108,7 +110,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(group(item.nodeid.partition("::")[0]), len(rank)))
-    chosen = {"--all": config.option.all, "--exhaustive": config.option.exhaustive, "--older": config.option.older}
+    chosen = {"--slow": config.option.slow, "--exhaustive": config.option.exhaustive, "--older": config.option.older}
     kept: list[pytest.Item] = []
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}

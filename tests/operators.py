@@ -1,6 +1,6 @@
 """Builds the DeepSpeed operators that tests use: `python -m tests.operators`. Minutes the first time, then nothing.
 
-`scripts/test --all` calls it while tests without the marker `operators` run, so that none of those with it spends its
+`scripts/test --slow` calls it while tests without the marker `operators` run, so that none of those with it spends its
 time limit on a compiler. A test that is run by itself builds what it needs.
 """
 

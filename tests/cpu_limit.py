@@ -1,0 +1,103 @@
+"""A plain test whose call takes over three seconds of CPU time fails: those seconds are everybody's, at each run.
+
+What it imports is left out, in this process and in the Python processes that it starts. CPU time, unlike time, hardly
+depends on what else the machine does; on a slower machine the limit is higher.
+"""
+
+from __future__ import annotations
+
+import importlib._bootstrap as bootstrap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+LIMIT_S: Final = 3.0
+IMPORT_S: Final = 5.0
+"""CPU seconds of `_import_s` on the machine for which `LIMIT_S` was chosen."""
+NOT_PLAIN: Final = frozenset({"slow", "operators", "exhaustive", "older"})
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class CpuLimit:
+    """Counts, while it is registered with pytest, what each test's call spends."""
+
+    def __init__(self) -> None:
+        self._importing_s = 0.0
+        self._started = 0
+        self._is_importing = False
+        self._find_and_load = bootstrap._find_and_load
+        bootstrap._find_and_load = self._timed_import
+        sys.addaudithook(self._count_processes)
+
+    def pytest_unconfigure(self) -> None:
+        bootstrap._find_and_load = self._find_and_load
+
+    def _timed_import(self, *arguments: Any) -> Any:
+        if self._is_importing:
+            return self._find_and_load(*arguments)
+        self._is_importing, began = True, time.process_time()
+        try:
+            return self._find_and_load(*arguments)
+        finally:
+            self._is_importing = False
+            self._importing_s += time.process_time() - began
+
+    def _count_processes(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and "python" in Path(os.fsdecode(arguments[0])).name:
+            self._started += 1
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        if any(marker.name in NOT_PLAIN for marker in item.iter_markers()):
+            return (yield)
+        before, imports, processes = cpu_s(), self._importing_s, self._started
+        result = yield
+        spent = cpu_s() - before - (self._importing_s - imports)
+        if spent > LIMIT_S:
+            started = self._started - processes
+            allowed = LIMIT_S * max(1.0, _import_s() / IMPORT_S)
+            spent -= started * _import_s()
+            if spent > allowed:
+                pytest.fail(
+                    f"{spent:.1f} s of CPU time, imports apart; a plain test has {allowed:.1f} s. Make it cheaper, or "
+                    "mark it slow if a plain test shows its mechanism",
+                    pytrace=False,
+                )
+        return result
+
+
+def cpu_s() -> float:
+    """CPU seconds that this process and its descendants have spent, whether they live or have ended."""
+    return sum(os.times()[:4]) + sum(map(_spent_by, _children("self")))
+
+
+def _children(process: str) -> Iterator[str]:
+    for path in Path("/proc", process, "task").glob("*/children"):
+        try:
+            yield from path.read_text().split()
+        except OSError:  # it has ended meanwhile
+            continue
+
+
+def _spent_by(process: str) -> float:
+    try:
+        fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    own = sum(map(int, fields[11:15])) / _TICKS  # its user and system time, and those of its ended children
+    return own + sum(map(_spent_by, _children(process)))
+
+
+@cache
+def _import_s() -> float:
+    before = os.times()
+    subprocess.run([sys.executable, "-c", "import torch, transformers.trainer"], check=True, capture_output=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system

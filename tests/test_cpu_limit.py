@@ -1,0 +1,47 @@
+"""The limit that plain tests have is one that a test can fail."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFTEST = """
+from tests import cpu_limit
+
+cpu_limit.LIMIT_S, cpu_limit._import_s = 0.3, lambda: 0.1
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: ")
+    config.pluginmanager.register(cpu_limit.CpuLimit())
+"""
+BURNS = "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass\n"
+TESTS = f"""
+import subprocess, sys, time, pytest
+
+def burn():
+    until = time.process_time() + 0.5
+    while time.process_time() < until: pass
+
+def test_burns(): burn()
+def test_a_child_burns(): subprocess.run([sys.executable, "-c", {BURNS!r}], check=True)
+def test_a_child_that_lives_burns():
+    child = subprocess.Popen([sys.executable, "-c", {BURNS!r} + "print(1, flush=True)\\ninput()"], stdin=-1, stdout=-1)
+    child.stdout.readline()
+@pytest.mark.slow
+def test_slow(): burn()
+def test_imports(): import burns
+def test_sleeps(): time.sleep(0.5)
+"""
+
+
+def test_what_burns_cpu_fails(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "burns.py").write_text(BURNS)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    failed = {line.split("::")[1].split(" ")[0] for line in ran.stdout.splitlines() if line.startswith("FAILED")}
+    assert failed == {"test_burns", "test_a_child_burns", "test_a_child_that_lives_burns"}, ran.stdout
