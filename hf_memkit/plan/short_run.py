@@ -107,7 +107,7 @@ class _ShortTraining:
             if hasattr(arguments, name):
                 object.__setattr__(arguments, name, value)
         self._found["notes"] += _own_callbacks_alone(trainer)
-        from hf_memkit.prediction.child.trainer_kinds.trl_trainers import learns_from_answers
+        from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 
         if learns_from_answers(trainer):
             self._found["notes"].append("batches are the first of the script's loader: the model generates them")

@@ -30,7 +30,7 @@ from hf_memkit.prediction.child.older_libraries import (
     parameters_on_meta,
     what_loading_gives,
 )
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import loads_the_model
+from hf_memkit.prediction.child.trainer_kinds.trl_base import loads_the_model
 from hf_memkit.prediction.traced_training import CallPlace
 
 _loaded_at: weakref.WeakKeyDictionary[Any, CallPlace | None] = weakref.WeakKeyDictionary()

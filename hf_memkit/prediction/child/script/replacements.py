@@ -32,7 +32,7 @@ from hf_memkit.prediction.child.quick_imports import is_loaded
 from hf_memkit.prediction.child.script.leaves_nothing import keep_what_was_there, nothing_is_pushed
 from hf_memkit.prediction.child.trainer_kinds.generation import answers_are_longest
 from hf_memkit.prediction.child.trainer_kinds.sft import head_of_triton
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import answer_trl
+from hf_memkit.prediction.child.trainer_kinds.trl_base import answer_trl
 from hf_memkit.prediction.child.training.plan_facts import note_parsers
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.setup.setup import Setup
@@ -276,7 +276,7 @@ ABOVE_TRAIN: Final = (
     Replacement(
         "transformers.trainer.Trainer.__init__ trl.*.hash_module trl.*._precompute_ref_logps "
         "trl.generation.vllm_generation.* trl.*.is_vllm_available",
-        "what TRL's Trainers ask of values before they train (trainer_kinds/trl_trainers.py)",
+        "what TRL's Trainers ask of values before they train (trainer_kinds/trl_base.py)",
         "DPO and KTO compute log-probabilities of all rows; use_vllm asks for vLLM",
         lambda script: answer_trl(),
     ),
@@ -414,7 +414,7 @@ AT_TRAIN: Final = (
         "trl.*.shuffle_sequence_dict",
         "keeps the order of answers",
         "in an order by chance nobody knows which answers are where",
-        "trl_trainers.py, answers_are_made_up",
+        "online.py, answers_are_made_up",
     ),
     Replacement(
         "torch.save torch.load safetensors.torch.save_file "

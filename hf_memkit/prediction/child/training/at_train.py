@@ -35,15 +35,14 @@ from hf_memkit.prediction.child.libraries.deepspeed_engine import as_the_engine_
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.generation import generates, generates_nothing
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import (
+from hf_memkit.prediction.child.trainer_kinds.online import (
     answers_are_made_up,
     before_step,
     draws_whose_answers,
     learns_from_answers,
-    reference_loaders,
-    trace_reference,
-    traced_vllm,
 )
+from hf_memkit.prediction.child.trainer_kinds.preference import reference_loaders, trace_reference
+from hf_memkit.prediction.child.trainer_kinds.vllm import traced_vllm
 from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
 from hf_memkit.prediction.child.training.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
 from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch

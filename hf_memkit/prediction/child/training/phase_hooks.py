@@ -26,7 +26,8 @@ from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, ten
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import GENERATES, compared_models
+from hf_memkit.prediction.child.trainer_kinds.online import GENERATES
+from hf_memkit.prediction.child.trainer_kinds.preference import compared_models
 
 _WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
 """Parts of a step without gradients, which interrupt another phase."""

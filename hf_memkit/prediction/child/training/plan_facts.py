@@ -23,8 +23,8 @@ from transformers.trainer_utils import has_length
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.libraries.pretrained import has_device_map, is_loaded, loaded_at
+from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import refuses_padding_free
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import learns_from_answers
 from hf_memkit.prediction.traced_training import BatchEffects, ModelTraits, Padding, PlanFacts, RunLength, Weights
 
 _SCHEDULE: Final = (

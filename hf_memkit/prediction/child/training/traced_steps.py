@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from hf_memkit.prediction.child.trainer_kinds.online import draws_whose_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import padding_free_change
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import draws_whose_answers
 from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.batches import (
     Chosen,
