@@ -406,8 +406,7 @@ class BatchLengths:
         half, cut: the worst of half as many rows, and of rows that are cut; None: there is none.
         rows: of the worst.
         said: the worst in words.
-        shapes: worst, usual and high batch in words, told apart; empty without `usual`.
-        shuffled: whether rows are drawn at random.
+        shapes: None without `usual`.
     """
 
     worst: dict[str, int]
@@ -416,8 +415,7 @@ class BatchLengths:
     cut: dict[str, int] | None
     rows: int
     said: str
-    shapes: list[str]
-    shuffled: bool
+    shapes: BatchShapes | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
-from hf_memkit.catalog.library_versions import is_on, name_in_version
+from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, name_in_version
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import carried_by
 from hf_memkit.prediction.child.example_inputs import base_model
@@ -46,11 +46,12 @@ from hf_memkit.prediction.child.trainer_kinds.vllm import traced_vllm
 from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
 from hf_memkit.prediction.child.training.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
 from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, overrides_optimizer, plan_facts
+from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, plan_facts
 from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, made_here
 from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, chosen_steps
 from hf_memkit.prediction.child.users_code import line_that_asks
 from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
+from hf_memkit.setup.script_overrides import overrides_optimizer
 
 MICRO_BATCHES: Final = 2
 """From the second micro-batch on gradients are there during forward; a third one is like the second."""
@@ -79,8 +80,6 @@ _UNASKED_S: Final = 20.0
 
 _CONTEXT_BYTES: Final = 2**30
 """More than a process holds beside its tensors."""
-
-_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 
 
 def traced_training(
@@ -395,7 +394,7 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
     notes = []
     for each in trainer.callback_handler.callbacks:
         kind = type(each)
-        if kind.__module__.startswith(_LIBRARIES):
+        if kind.__module__.startswith(CALLBACKS_OF_LIBRARIES):
             continue
         events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
         overridden = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]

@@ -27,7 +27,7 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 from hf_memkit.prediction.child.training.traced_batches import on_host
-from hf_memkit.prediction.traced_training import BatchLengths
+from hf_memkit.prediction.traced_training import BatchLengths, BatchShapes
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -121,19 +121,26 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
     def lengths(batch: Batch) -> dict[str, int]:
         return {name: int(batch[name].shape[1]) for name in columns}
 
-    worst, usual, high = of(chosen.worst), chosen.usual, chosen.high
-    if usual is not None and not is_much_larger(worst, of(usual)):
-        usual = None
+    shapes = shapes_of(chosen, of)
+    usual = chosen.usual if shapes is not None else None
     return BatchLengths(
-        worst=lengths(worst),
+        worst=lengths(chosen.worst),
         usual=lengths(usual) if usual is not None else None,
         half=lengths(chosen.half) if chosen.half is not None else None,
         cut=lengths(chosen.cut[0]) if chosen.cut is not None else None,
         rows=chosen.rows,
         said=chosen.said,
-        shapes=told_apart([worst, of(usual), of(high) if high is not None else None]) if usual is not None else [],
-        shuffled=chosen.shuffled,
+        shapes=shapes,
     )
+
+
+def shapes_of(chosen: Chosen, of: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
+    """The worst, usual and high batch in words; `of`: the part of a batch that counts. None: they are about alike."""
+    if chosen.usual is None or not _is_much_larger(of(chosen.worst), of(chosen.usual)):
+        return None
+    grouping = chosen.shuffled and shape_of(of(chosen.worst)).endswith(" tokens")
+    worst, usual, high = told_apart([of(each) for each in (chosen.worst, chosen.usual, chosen.high)])
+    return BatchShapes(worst, usual, high, grouping)
 
 
 def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
@@ -271,7 +278,7 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     return batches
 
 
-def is_much_larger(one: Batch, other: Batch) -> bool:
+def _is_much_larger(one: Batch, other: Batch) -> bool:
     """Whether both are worth a prediction."""
     return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
 

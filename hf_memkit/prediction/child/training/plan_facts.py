@@ -26,13 +26,12 @@ from hf_memkit.prediction.child.libraries.pretrained import has_device_map, is_l
 from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import refuses_padding_free
 from hf_memkit.prediction.traced_training import BatchEffects, ModelTraits, Padding, PlanFacts, RunLength, Weights
+from hf_memkit.setup.script_overrides import overrides_optimizer
 
 _SCHEDULE: Final = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
 )  # fmt: skip
 """Of TrainingArguments: what no candidate changes, though a script may compute it from what one does."""
-
-_LIBRARIES: Final = ("transformers.", "trl.", "sentence_transformers.")
 
 _FREE: Final = ("sentence_transformers.",)
 """Trainers whose losses compare the rows of a batch with one another: a smaller micro-batch is another loss."""
@@ -95,11 +94,6 @@ def plan_facts(trainer: Any) -> PlanFacts:
         or overrides_optimizer(trainer),
         schedule=tuple(str(getattr(arguments, name, None)) for name in _SCHEDULE),
     )
-
-
-def overrides_optimizer(trainer: Any) -> bool:
-    """Whether a method that is not Trainer's makes the optimizer."""
-    return not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES)
 
 
 def made_by_trainer(trainer: Any) -> bool:

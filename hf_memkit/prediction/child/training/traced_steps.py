@@ -15,13 +15,12 @@ import torch
 
 from hf_memkit.prediction.child.trainer_kinds.online import draws_whose_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import padding_free_change
-from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.batches import (
     Chosen,
     chosen_batches,
     first_batches,
-    is_much_larger,
     longest_row,
+    shapes_of,
     without_padding,
 )
 from hf_memkit.prediction.child.training.plan_facts import needs_padding
@@ -117,11 +116,9 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
 
     found = steps_of("worst", chosen.worst, *chosen.others)
     of_data = [replace(step, own_answers=False) for step in found] if draws_whose_answers(trainer) else []
-    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
+    shapes = shapes_of(chosen)
+    if shapes is None:
         return ChosenSteps([*found, *of_data, *found * (STEPS - 1)], chosen)
-    grouping = chosen.shuffled and shape_of(chosen.worst).endswith(" tokens")
-    worst_shape, usual, high = told_apart([chosen.worst, chosen.usual, chosen.high])
-    shapes = BatchShapes(worst_shape, usual, high, grouping)
     steps = [*steps_of("usual", chosen.usual) * STEPS, *of_data, *found]
     arguments = trainer.args
     rows, own = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
@@ -130,18 +127,12 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
         steps += steps_of(label, chosen.half)
     if chosen.cut is not None:
         steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
-    change = _without_padding(trainer, longest_row(chosen.worst)) if on_gpu else ""
+    change = (
+        padding_free_change(trainer, longest_row(chosen.worst), FLASH) if on_gpu and not needs_padding(trainer) else ""
+    )
     if change and (behind := without_padding(chosen.worst)) is not None:
         steps += steps_of(change, behind, flash=True)
     return ChosenSteps(steps, chosen, shapes)
-
-
-def _without_padding(trainer: Any, longest: int | None) -> str:
-    """What to type so that rows lie behind one another, without padding; empty where that would not train. `longest`:
-    tokens of the longest row."""
-    if needs_padding(trainer):
-        return ""
-    return padding_free_change(trainer, longest, FLASH)
 
 
 def _tokens(batches: Batches) -> float | None:
