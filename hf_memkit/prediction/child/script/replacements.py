@@ -1,11 +1,10 @@
 """What the child process replaces in torch, transformers and the operating system: a table, which installs it.
 
-Four parts, in this order: when the libraries are loaded, a GPU and what else a script needs above its first line, and
-from `train()` on. Within a part a row is installed after those above it; where that matters the row says why. Rows
-without a function hold something of one script's or come before this module can be imported: they say where they are
-installed. What is replaced in one object, a model or a Trainer, is not listed.
-
-`tests/predict_script/test_replacements.py` compares the names with what differs in a process that traces.
+Four parts: when the libraries are loaded, a GPU and what else a script needs above its first line, and from `train()`
+on. Within a part a row is installed after those above it; where that matters the row says why. What holds something of
+one script's, or comes before this module can be imported, says where it is installed. What is replaced in one object,
+a model or a Trainer, is not listed. `tests/predict_script/test_replacements.py` compares the names with what differs
+in a process that traces.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class Replacement:
 
     Attributes:
         what: names of what is replaced, with a space between two; `*` stands for several.
-        why: what it does instead.
-        without: what breaks, or differs, where it is not replaced.
+        why, without: what it does instead; what breaks, or differs, where it is not replaced.
         install: installs it; or the function of which file does.
         when: whether a script needs it; None: every script.
         order: why it stands where it does; empty: the order does not matter.

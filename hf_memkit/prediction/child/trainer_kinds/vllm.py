@@ -20,10 +20,8 @@ _BYTES_A_WEIGHT: Final = 2
 
 def traced_vllm(trainer: Any) -> Vllm | None:
     """What a Trainer's vLLM takes of this GPU; None: it has none. Its own weights are in 16 bits, as vLLM's dtype
-    "auto" makes of fp32; where bitsandbytes has quantised them, as they are.
-
-    From TRL 1.16: generation/vllm_generation.py, `gpu_memory_utilization`, `generate` (`sleep(level=2)`); the dtype
-    from https://docs.vllm.ai/en/latest/configuration/engine_args/.
+    "auto" makes of fp32; where bitsandbytes has quantised them, as they are (trl 1.16: generation/vllm_generation.py;
+    https://docs.vllm.ai/en/latest/configuration/engine_args/).
 
     Raises:
         Unmodelled: another Trainer has a vLLM of its own.
@@ -62,6 +60,10 @@ _WORD: Final = 0
 """The token that all answers are made of."""
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Of no effect here."""
+
+
 class _Engine:
     """`vllm.LLM`, as far as TRL asks it."""
 
@@ -72,14 +74,7 @@ class _Engine:
             model_executor=SimpleNamespace(driver_worker=driver),
         )
 
-    def sleep(self, level: int = 1) -> None:
-        pass
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        pass
-
-    def reset_prefix_cache(self) -> None:
-        pass
+    sleep = wake_up = reset_prefix_cache = _nothing
 
     def generate(self, prompts: Sequence[Any], sampling_params: Any, **_: Any) -> list[Any]:
         launched("vllm.generate", (), kind="unknown")
@@ -95,11 +90,7 @@ class _Engine:
 class _Server:
     """TRL's client of a vLLM on other GPUs: what it sends and gets."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def init_communicator(self, device: Any = None) -> None:
-        pass
+    __init__ = init_communicator = reset_prefix_cache = _nothing
 
     def get_server_info(self) -> dict[str, Any]:
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}
@@ -107,9 +98,6 @@ class _Server:
     def update_named_params(self, metadata: Any, parameters: Iterable[Any]) -> None:
         for _ in parameters:
             pass
-
-    def reset_prefix_cache(self) -> None:
-        pass
 
     def image_features(self, images: Any) -> Any:
         raise NotImplementedError

@@ -1,9 +1,5 @@
 """What happens when a script calls `train()`: a few optimizer steps are traced with the Trainer that it made, then
-what its arguments ask for besides.
-
-In: the user's Trainer, ready to train. Out: a trace, and what the training is, as plain data. The same steps are made
-with real tensors on a CPU, to compare with.
-"""
+what its arguments ask for besides. With real tensors on a CPU the same steps are made, to compare with."""
 
 from __future__ import annotations
 
@@ -86,7 +82,7 @@ def traced_training(
     trainer: Any,
     train: Callable[[Any], Any],
     tracer: StorageTracer,
-    fake: Callable[[], contextlib.AbstractContextManager[Any]],
+    fake: contextlib.AbstractContextManager[Any],
     evaluations: Evaluations,
     *,
     worst: bool = True,
@@ -132,7 +128,7 @@ def traced_training(
         watch = TrainingWatch(tracer)
         watch.watch_parts(trainer)
         notes += _callbacks(trainer, watch)
-        with fake():
+        with fake:
             tracer.adopt(_weights(tracer.device_type))
             if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: every answer is counted at its maximum length")
@@ -170,7 +166,7 @@ def traced_training(
             for call in evaluated:
                 evaluations.trace(call, dtype)
             tracer.ended(watch.phase)
-            evaluation_notes = evaluations.take_notes()
+            evaluation_notes = list(evaluations.notes)
             if not evaluated and tracer.recorder is None and has_length(trainer.eval_dataset):
                 began = len(events)
                 with (
@@ -230,10 +226,7 @@ def _surely_fits(tracer: StorageTracer) -> bool:
 
 
 def _refuse(trainer: Any, device_type: str) -> None:
-    """
-    Raises:
-        Unmodelled: what cannot be traced, or is no training on the device.
-    """
+    """Raises Unmodelled for what cannot be traced, or is no training on the device."""
     arguments = trainer.args
     if arguments.device.type != device_type:
         asked = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
@@ -308,8 +301,7 @@ def fp16_overflow(trainer: Any) -> str:
 
 
 def _batches_tried(trainer: Any) -> list[int]:
-    """Those that `auto_find_batch_size` would try, one after the other, each after an out-of-memory error: accelerate
-    itself says which."""
+    """Those that `auto_find_batch_size` would try, each after an out-of-memory error: accelerate itself says which."""
     if not trainer.args.auto_find_batch_size:
         return []
     found: list[int] = []
@@ -369,8 +361,7 @@ def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]
 
 
 def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:
-    """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away. The arguments as
-    they were."""
+    """A few steps, no logs, no pushes, nothing written but to a folder that goes away. The arguments as they were."""
     arguments = trainer.args
     plain = {
         **SHORT_AND_QUIET,
@@ -405,9 +396,8 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """Parameters with their scales, and buffers, of all modules that there are, teachers and reference models too.
-    What is real, on the host, becomes part of the traced training: buffers, and where that is on the host parameters
-    too."""
+    """Parameters with their scales, and buffers, of all modules that there are. What is real, on the host, becomes
+    part of the traced training: buffers, and where that is on the host parameters too."""
     found: list[torch.Tensor] = []
     for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():

@@ -1,7 +1,4 @@
-"""Which optimizer steps are traced, with which batches of the user's data.
-
-In: the user's Trainer, ready to train. Out: steps, one after the other, and what is to be said of their batches.
-"""
+"""Which optimizer steps are traced, with which batches of the user's data, and what is to be said of these."""
 
 from __future__ import annotations
 
@@ -35,11 +32,10 @@ FLASH: Final = "flash_attention_2"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step to trace.
+    """One optimizer step to trace: a batch for each micro-batch.
 
     Attributes:
         kind: `"usual"`, `"worst"`, or what the user would change for it.
-        batches: one a micro-batch.
         flash: whether the model computes it with flash attention, whatever it has.
         own_answers: where chance decides (`draws_whose_answers`), whether it trains on the model's own answers.
     """
@@ -52,13 +48,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSteps:
-    """What is traced.
-
-    Attributes:
-        steps: in order.
-        chosen: the batches that were chosen; None: they are the loader's first.
-        shapes: None: all batches are alike.
-    """
+    """What is traced: steps in order, of the batches that were chosen (None: the loader's first), and these in words
+    (None: all are alike)."""
 
     steps: Sequence[Step]
     chosen: Chosen | None = None
@@ -99,7 +90,7 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
     Args:
         trainer: as the script made it.
         accumulation: micro-batches of a step.
-        worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
+        worst: as of `traced_training`.
         on_gpu: whether there is flash attention.
     """
     loader = on_host(trainer.get_train_dataloader())
