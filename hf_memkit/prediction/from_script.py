@@ -1,11 +1,5 @@
-"""`predict_script`: a training script, as it stands → a prediction, before anything is trained.
-
-```python
-found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
-```
-
-The script runs on this machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`).
-"""
+"""`predict_script`: a training script, as it stands → a prediction, before anything is trained. It runs on this
+machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`)."""
 
 from __future__ import annotations
 
@@ -103,14 +97,8 @@ def predict_script(
 
 @dataclass(frozen=True, slots=True)
 class ScriptTraining:
-    """What a script trains.
-
-    Attributes:
-        script: which, with its arguments.
-        traced: what was traced, without its trace.
-        setup: the job, and what else of it decides bytes.
-        batches: what the prediction is of, the worst batch, and what stands beside it.
-    """
+    """What a script trains: what was traced, without its trace; the job and what else of it decides bytes, as a setup;
+    and what batches need beside the worst, which the prediction is of."""
 
     script: UserScript
     traced: TracedTraining
@@ -158,9 +146,7 @@ def predict_script_training(
     """The prediction, and what the script trains.
 
     Args:
-        script: which, with its arguments.
-        machine: the machine in question.
-        gpus, nodes: GPUs on each machine, and machines.
+        script, machine, gpus, nodes: as for `predict_script`.
         environment: the variables that the script gets; None: this process's.
         worker: where it runs, without standard input; None: a process of its own.
         other: whose libraries it runs with; None: this process's.
@@ -323,11 +309,7 @@ def shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
 
 
 def _allocator(environment: Mapping[str, str]) -> str | None:
-    """What the environment says to the allocator.
-
-    Raises:
-        InputError: torch would refuse it, or it asks for what is not modelled.
-    """
+    """What the environment says to the allocator; InputError: torch would refuse it, or it is not modelled."""
     found = user_settings(environment)
     if found is None:
         return None
