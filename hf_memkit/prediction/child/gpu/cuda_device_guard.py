@@ -9,8 +9,8 @@ ctypes:
 * the CUDA hooks, whose methods for a missing CUDA raise, get a table of methods in which "is there CUDA" says yes and
   the questions of the accelerator interface say 0. Which entry is which is found out by asking.
 
-This rests on the layout of private symbols (Linux x86-64, torch 2.8 to 2.13 built for the CPU, and 2.15 built for CUDA
-13.2): `self_test` runs one backward pass, in a process that may die of it.
+This rests on the layout of private symbols (Linux x86-64, checked with torch 2.8 and 2.13 built for the CPU, and 2.15
+built for CUDA 13.2): `self_test` runs one backward pass, in a process that may die of it.
 """
 
 from __future__ import annotations

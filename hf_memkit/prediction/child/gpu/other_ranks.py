@@ -17,10 +17,11 @@ def one_of_several(processes: int, per_node: int) -> None:
     import accelerate.utils.operations as operations
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    os.environ |= {  # as `torchrun` sets it for the first rank
+    of_the_rank = {  # as `torchrun` sets it for the first
         "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
     }  # fmt: skip
+    os.environ.update(of_the_rank)
     torch.cuda.device_count = lambda: per_node
     start = dist.init_process_group
 
