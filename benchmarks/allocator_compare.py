@@ -16,7 +16,7 @@ from hf_memkit.catalog.library_versions import FreeOrder
 from hf_memkit.prediction.allocator.allocator import CachingAllocator
 from hf_memkit.prediction.allocator.blocks import Block, DeviceMemory, address_range
 from hf_memkit.prediction.allocator.replay import replay
-from hf_memkit.prediction.allocator.settings import AllocatorSettings
+from hf_memkit.prediction.allocator.settings import LARGEST_SMALL, AllocatorSettings
 
 _ADDRESSES: Final = 2**48
 
@@ -93,7 +93,7 @@ class _DivergesError(Exception):
     """The model does otherwise than the recording; the message says how."""
 
 
-class _Recording:
+class _Recording(DeviceMemory):
     """A device that gives what the recording says, where it says so.
 
     Attributes:
@@ -101,6 +101,7 @@ class _Recording:
     """
 
     def __init__(self, gpu_bytes: int | None) -> None:
+        super().__init__()
         self.coming: deque[Entry] = deque()
         self._range = _ADDRESSES if gpu_bytes is None else address_range(gpu_bytes)
 
@@ -159,7 +160,7 @@ class _Model:
         coming = self._recording.coming
         # A search that found nothing, then memory given back, then new memory, without another search; unless there
         # was something to find: then it went back before, by a call of empty_cache().
-        new = bool(self._returning and coming) and not self.allocator.has_free(entry.size_bytes, entry.stream)
+        new = bool(self._returning and coming) and not _has_free(self.allocator, entry)
         self._give_back()
         block = self.allocator.malloc(entry.size_bytes, entry.stream, search=not new)
         if coming:
@@ -177,6 +178,16 @@ class _Model:
         for entry in self._returning:
             _give_back(self.allocator, entry)
         self._returning.clear()
+
+
+def _has_free(allocator: CachingAllocator, entry: Entry) -> bool:
+    """Whether a free block would serve a request."""
+    size = allocator.settings.rounded(entry.size_bytes)
+    pool = allocator.small if size <= LARGEST_SMALL else allocator.large
+    block = allocator._free_block(pool, size, entry.stream)
+    if block is not None:
+        pool.add(block)
+    return block is not None
 
 
 def _map_what_failed(allocator: CachingAllocator, recording: _Recording) -> None:

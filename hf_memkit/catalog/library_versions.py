@@ -25,6 +25,9 @@ FreeOrder = Literal["segment", "block", "address"]
 """What decides between free blocks of equal size: the age of their segment and then the address (torch 2.13 and later,
 pytorch pull request 183591), the age of the block (torch 2.12, 178362), or the address alone (torch 2.11)."""
 
+CALLBACKS_OF_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
+"""Modules whose callbacks are not the user's."""
+
 GENERATION_FIELDS: Final = frozenset(
     {
         "generation_config", "generation_max_length", "generation_num_beams", "predict_with_generate",

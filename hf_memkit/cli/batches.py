@@ -20,7 +20,7 @@ def of_batches(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[s
     if prediction.verdict == "does not fit":
         for change, needs in batches.smaller.items():
             yield f"With {change} the worst needs {format_gib(needs.total_bytes[1])}: {needs.verdict}."
-        if batches.grouping:
+        if batches.shapes.grouping:
             yield "Grouping by length would not help: the longest rows would still meet in one batch."
 
 
@@ -32,8 +32,8 @@ def batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:
         return {"total_gib": found.total_bytes[1] / GIB, "verdict": found.verdict}
 
     return {
-        "worst": batches.worst,
-        "usual": {"batch": batches.usual, **needs(batches.usual_needs)},
-        "high": batches.high,
+        "worst": batches.shapes.worst,
+        "usual": {"batch": batches.shapes.usual, **needs(batches.usual)},
+        "high": batches.shapes.high,
         "smaller": {change: needs(found) for change, found in batches.smaller.items()},
     }

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.run.planned import PlannedRun
@@ -39,7 +40,6 @@ OWN_STEPS: Final = 4
 
 STEPS: Final = WORST_STEPS + OWN_STEPS
 
-_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 _NOT_CALLED: Final = ("EarlyStoppingCallback", "ProgressCallback", "PrinterCallback")
 """Of the libraries' callbacks: the first wants metrics that are not kept, the others draw."""
 
@@ -107,7 +107,7 @@ class _ShortTraining:
             if hasattr(arguments, name):
                 object.__setattr__(arguments, name, value)
         self._found["notes"] += _own_callbacks_alone(trainer)
-        from hf_memkit.prediction.child.trainer_kinds.trl_trainers import learns_from_answers
+        from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 
         if learns_from_answers(trainer):
             self._found["notes"].append("batches are the first of the script's loader: the model generates them")
@@ -235,7 +235,7 @@ def _own_callbacks_alone(trainer: Any) -> Iterator[str]:
     """Takes away the script's callbacks, which may write, send or stop, and names them."""
     for each in list(trainer.callback_handler.callbacks):
         kind = type(each)
-        own = not kind.__module__.startswith(_LIBRARIES)
+        own = not kind.__module__.startswith(CALLBACKS_OF_LIBRARIES)
         if own or kind.__name__ in _NOT_CALLED or kind.__module__ == "transformers.integrations.integration_utils":
             trainer.callback_handler.callbacks.remove(each)
         if own:

@@ -1,7 +1,4 @@
-"""Why one job needs more in one environment than in another: versions, phases, categories and modules that differ.
-
-In: two predictions of the same job. Out: plain data, largest difference first.
-"""
+"""Why one job needs more in one environment than in another: versions, phases, categories and modules that differ."""
 
 from __future__ import annotations
 
@@ -19,15 +16,8 @@ Name = TypeVar("Name")
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What differs between the predictions of one job in two environments, as (bytes here, bytes there), largest
-    difference first.
-
-    Attributes:
-        total_bytes: highest that the process takes of the GPU.
-        phases: peak allocated.
-        categories: of the peak.
-        modules: of the peak, by module and category; layers of one kind are one (`model.layers.*.mlp`). An empty name:
-            made outside of any module, such as weights and optimizer states.
-    """
+    difference first: the highest that the process takes of the GPU, peaks of phases, and the peak's categories and
+    modules; layers of one kind are one (`model.layers.*.mlp`), and what has no name is made outside of any module."""
 
     total_bytes: tuple[int, int]
     phases: Mapping[Phase, tuple[int, int]]

@@ -43,7 +43,7 @@ class LookedAt:
         maximum_length: longest sequence that its positions allow; None: not said.
         facts: its shapes, where they were wanted and it is a causal language model of transformers.
         own_code: whether its classes come with it rather than with transformers.
-        model_class: the class of transformers that its config names, where it is no causal language model.
+        model_class: the class that its config names, where it is no causal language model.
     """
 
     name: str
@@ -67,8 +67,7 @@ def look_at(
         shapes: whether its shapes are wanted too, which takes a second.
 
     Raises:
-        InputError: there is no such model, its config contradicts itself, the hub wants a login for it, or it needs
-            code of its own that may not be run.
+        InputError: there is no such model, its config contradicts itself, or a login or code of its own is missing.
     """
     refuse_absent(name)
     from transformers import AutoConfig
@@ -85,7 +84,13 @@ def look_at(
                 trust_remote_code=trust_remote_code,
             )
     except Exception as error:  # config classes raise whatever they like at a wrong value
-        _refuse_custom_code_or_login(name, str(error))
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"model {name!r} comes with its own code, which memkit does not run; read it, then allow it with "
+                f"--trust-remote-code"
+            ) from None
+        if "gated repo" in str(error).lower():
+            raise InputError(of_gated(name)) from None
         known = built_in(name) if origin == "hub" else None
         if known is None:
             facts = describe(name, use_hub=use_hub)  # tells what is wrong
@@ -97,13 +102,12 @@ def look_at(
 def look_at_config(
     config: PretrainedConfig, name: str, origin: Origin, *, shapes: bool = True, use_hub: bool = False
 ) -> LookedAt:
-    """The model that a config describes.
+    """The model that a config describes, of a class of transformers or of the model's own code.
 
     Args:
-        config: of a class of transformers, or of the model's own code.
+        config, shapes, use_hub: as for `look_at`.
         name: what the model is called: hub ID, folder, or any other name with `origin` "architecture".
         origin: where its weights would come from.
-        shapes, use_hub: as for `look_at`.
 
     Raises:
         InputError: the config names no class, and is none of a causal language model; or it contradicts itself.
@@ -135,30 +139,27 @@ def look_at_config(
     )
 
 
-def _refuse_custom_code_or_login(name: str, error: str) -> None:
-    """
-    Raises:
-        InputError: that is what the error says.
-    """
-    if "trust_remote_code" in error:
-        raise InputError(
-            f"model {name!r} comes with its own code, which memkit does not run; read it, then allow it with "
-            f"--trust-remote-code"
-        ) from None
-    if "gated repo" in error.lower():
-        raise InputError(of_gated(name)) from None
-
-
 def refuse_precision(arguments: Mapping[str, Any]) -> None:
-    """
-    Args:
-        arguments: fields of TrainingArguments.
+    """Of fields of TrainingArguments.
 
     Raises:
         SettingError: bf16 and fp16 at once.
     """
     if arguments.get("bf16") is True and arguments.get("fp16") is True:
         raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; omit one")
+
+
+def setup_of_arguments(arguments: Mapping[str, Any]) -> Setup:
+    """The user's own fields of TrainingArguments, and nothing else.
+
+    Raises:
+        SettingError: one contradicts another.
+    """
+    refuse_precision(arguments)
+    setup = Setup(preset=TRAINER_DEFAULTS)
+    for name, value in arguments.items():
+        setup = setup.put(f"arguments.{name}", value, "yours")
+    return setup
 
 
 def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
@@ -171,11 +172,8 @@ def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
         SettingError: an argument contradicts another one.
     """
     own = dict(arguments)
-    refuse_precision(own)
-    setup = Setup(preset=TRAINER_DEFAULTS)
     deepspeed = own.pop("deepspeed", None)
-    for name, value in own.items():
-        setup = setup.put(f"arguments.{name}", value, "yours")
+    setup = setup_of_arguments(own)
     if deepspeed is not None:
         setup = setup.put("deepspeed.config", _deepspeed(deepspeed), "yours")
     return with_class(setup.put_model(model.name, model.origin, model.config), model)

@@ -1,8 +1,5 @@
-"""`auto_find_batch_size`: the batch with which a script trains, after those that run out of memory.
-
-In: the prediction with the script's own batch, and the batches that accelerate would try. Out: the prediction with the
-first of them that fits. Each takes another run of the script, so that a few are chosen by what the others need.
-"""
+"""`auto_find_batch_size`: the batch with which a script trains, after those that run out of memory. Each takes another
+run of the script, so that a few are chosen by what the others need."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Final, TypeVar
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.prediction import Prediction
-from hf_memkit.prediction.verdict import usable_bytes
 
 _TRACES: Final = 6
 _OF_A_BATCH: Final[tuple[Phase, ...]] = ("data", "generate", "log_probabilities", "forward", "backward", "optimizer")
@@ -26,13 +22,8 @@ Predicted = tuple[Prediction, Training]
 def first_that_fits(
     own: Predicted[Training], tried: Sequence[int], predicted: Callable[[int], Predicted[Training]]
 ) -> Predicted[Training]:
-    """What the script comes to.
-
-    Args:
-        own: the prediction with the script's own batch, and what it trains.
-        tried: batches, the script's own first, each smaller than the one before.
-        predicted: the same with another batch.
-    """
+    """The prediction, and the training, that the script comes to. `own`: those with its own batch; `tried`: batches
+    that accelerate would try, the script's own first, each smaller than the one before."""
     prediction, training = own
     if prediction.verdict != "does not fit" or prediction.peak_phase not in _OF_A_BATCH or len(tried) < 2:
         return own
@@ -42,7 +33,9 @@ def first_that_fits(
     for _ in range(_TRACES):
         if fits - failed < 2:
             break
-        number = _guess(tried, failed, fits, needs, _usable(prediction))
+        usable = prediction.usable_bytes
+        slack = prediction.confidence.with_slack(usable) - usable
+        number = _guess(tried, failed, fits, needs, usable - slack)
         try:
             other = predicted(tried[number])
         except InputError as error:  # such as a batch that a Trainer cannot divide
@@ -61,12 +54,6 @@ def first_that_fits(
         "which it trains; the total batch is smaller by as much"
     )
     return found[0].with_notes(said), found[1]
-
-
-def _usable(prediction: Prediction) -> int:
-    capacity, outside = prediction.capacity_bytes or 0, prediction.outside_allocator_bytes
-    usable = usable_bytes(capacity, outside, prediction.memory_fraction)
-    return usable - (prediction.confidence.with_slack(usable) - usable)
 
 
 def _guess(tried: Sequence[int], failed: int, fits: int, needs: Sequence[tuple[int, int]], usable: int) -> int:

@@ -1,11 +1,5 @@
-"""`predict_script`: a training script, as it stands → a prediction, before anything is trained.
-
-```python
-found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
-```
-
-The script runs on this machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`).
-"""
+"""`predict_script`: a training script, as it stands → a prediction, before anything is trained. It runs on this
+machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`)."""
 
 from __future__ import annotations
 
@@ -38,7 +32,7 @@ from hf_memkit.prediction.running_scripts import (
     refuse_unreadable,
 )
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import Engine, HostMemory, TracedTraining
+from hf_memkit.prediction.traced_training import BatchShapes, Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
@@ -103,14 +97,8 @@ def predict_script(
 
 @dataclass(frozen=True, slots=True)
 class ScriptTraining:
-    """What a script trains.
-
-    Attributes:
-        script: which, with its arguments.
-        traced: what was traced, without its trace.
-        setup: the job, and what else of it decides bytes.
-        batches: what the prediction is of, the worst batch, and what stands beside it.
-    """
+    """What a script trains: what was traced, without its trace; the job and what else of it decides bytes, as a setup;
+    and what batches need beside the worst, which the prediction is of."""
 
     script: UserScript
     traced: TracedTraining
@@ -120,31 +108,27 @@ class ScriptTraining:
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
-    """What batches of the script's data need beside the worst, which the prediction itself is of.
+    """What batches of the data need beside the worst, which the prediction itself is of.
 
     Attributes:
-        worst, usual, high: shapes of the largest batch that the sampler can form, the median, and the one that 95 of
-            100 do not exceed, such as `"8 × 1024 tokens"`.
-        usual_needs: what the median needs.
+        shapes: of the batches.
+        usual: what the median needs.
         smaller: a change → what the worst batch needs with it; empty if it fits as it is.
-        grouping: whether someone may think that grouping by length would make it smaller.
     """
 
-    worst: str
-    usual: str
-    high: str
-    usual_needs: Prediction
+    shapes: BatchShapes
+    usual: Prediction
     smaller: Mapping[str, Prediction]
-    grouping: bool = False
 
     def said(self, worst: Prediction) -> str:
         """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
-        usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual_needs, worst))
+        usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual, worst))
+        of = self.shapes
         if usual == most:
-            return f"A typical batch, {self.usual}, needs as much as the worst, {self.worst}: {most}"
+            return f"A typical batch, {of.usual}, needs as much as the worst, {of.worst}: {most}"
         return (
-            f"A typical batch, {self.usual}, needs {usual}; the worst, {self.worst}, needs {most}; 95 of 100 are no "
-            f"larger than {self.high}"
+            f"A typical batch, {of.usual}, needs {usual}; the worst, {of.worst}, needs {most}; 95 of 100 are no "
+            f"larger than {of.high}"
         )
 
 
@@ -162,9 +146,7 @@ def predict_script_training(
     """The prediction, and what the script trains.
 
     Args:
-        script: which, with its arguments.
-        machine: the machine in question.
-        gpus, nodes: GPUs on each machine, and machines.
+        script, machine, gpus, nodes: as for `predict_script`.
         environment: the variables that the script gets; None: this process's.
         worker: where it runs, without standard input; None: a process of its own.
         other: whose libraries it runs with; None: this process's.
@@ -254,13 +236,13 @@ def predicted_training(
         found = _with_ram(found, traced.host, gpus)
         if ram_decides and (found.host_rss_bytes or 0) > machine.ram_bytes:
             found = found.judged(machine)
-    batches, shapes = None, traced.batches
-    if shapes is not None:
+    batches = None
+    if traced.batches is not None:
         usual = of_part(parts.pop("usual"), [])
         asked = parts if found.verdict == "does not fit" else {}  # each takes as long as the prediction itself
         smaller = {change: of_part(part, []) for change, part in asked.items()}
         less = {change: each for change, each in smaller.items() if each.needs_less_than(found)}
-        batches = BatchNeeds(shapes.worst, shapes.usual, shapes.high, usual, less, shapes.grouping)
+        batches = BatchNeeds(traced.batches, usual, less)
         found = found.with_notes(batches.said(found))
     return found, ScriptTraining(script, traced.without_trace(), setup, batches)
 
@@ -327,11 +309,7 @@ def shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
 
 
 def _allocator(environment: Mapping[str, str]) -> str | None:
-    """What the environment says to the allocator.
-
-    Raises:
-        InputError: torch would refuse it, or it asks for what is not modelled.
-    """
+    """What the environment says to the allocator; InputError: torch would refuse it, or it is not modelled."""
     found = user_settings(environment)
     if found is None:
         return None

@@ -1,11 +1,5 @@
-"""`predict`: a setup → its prediction. The best way that works here is taken, and which one it was is said.
-
-```
-trace on fake CUDA tensors ── fails ──> trace on fake CPU tensors ── fails ──> refused, with both reasons
-        │                                  │
-        └──────── allocator replay ────────┘
-```
-"""
+"""`predict`: a setup → its prediction, by a trace on fake CUDA tensors; where these fail on fake CPU tensors, which is
+said."""
 
 from __future__ import annotations
 
@@ -85,7 +79,10 @@ def _predicted(setup: Setup, *, trust_remote_code: bool, usual: Setup | None) ->
             "or predict the script: memkit predict train.py"
         )
     request = script_request(SETUP_SCRIPT, job.machine, os.environ, gpus=job.gpus, nodes=job.nodes)
-    training = _training(setup, job, usual, trust_remote_code=trust_remote_code)
+    traced = setup
+    if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
+        traced = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
+    training = SetupTraining(traced, job.sequence_length, usual=usual, trust_remote_code=trust_remote_code)
     for device in _devices(notes):
         try:
             found = trace_setup(shared_worker(), training, replace(request, device=device))
@@ -126,10 +123,7 @@ def _is_the_users(failure: TraceFailed) -> bool:
 
 
 def _refuse_impossible(setup: Setup, job: Job) -> None:
-    """
-    Raises:
-        InputError: numbers that no training has, or an engine that is not modelled.
-    """
+    """Raises InputError for numbers that no training has, or an engine that is not modelled."""
     micro_batch_size, sequence_length, gpus, nodes = job.micro_batch_size, job.sequence_length, job.gpus, job.nodes
     refuse_below_one(micro_batch_size=micro_batch_size, sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     if job.tokens > _MOST_TOKENS:
@@ -166,12 +160,6 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
         return ("cuda", "cpu")
     notes.append(f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.without_shim}")
     return ("cpu",)
-
-
-def _training(setup: Setup, job: Job, usual: Setup | None, *, trust_remote_code: bool) -> SetupTraining:
-    if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
-        setup = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
-    return SetupTraining(setup, job.sequence_length, usual=usual, trust_remote_code=trust_remote_code)
 
 
 def _ledger(setup: Setup, job: Job) -> Ledger | None:
@@ -213,8 +201,8 @@ def from_trace(
         notes: what is to be said beside it; more is added.
         trainer: what trained, in words.
         libraries: versions of torch and transformers that made the trace; None: those of this process.
-        enough_bytes: where what is allocated, and what lies outside, takes more than so many bytes, no more is asked
-            of the allocator: what it reserves is then one figure, and the smallest cap what is allocated.
+        enough_bytes: where what is allocated, and what lies outside, takes more, no more is asked of the allocator:
+            what it reserves is then one figure, and the smallest cap what is allocated.
     """
     split = is_split(setup)
     if split:
@@ -222,13 +210,10 @@ def from_trace(
         trace = one_rank(trace, ledger, bucket_bytes(setup))
         notes.extend(split_notes(ledger))
     elif job.processes > 1:
-        gradients = sum(
-            size
-            for size, category in zip(trace.sizes_bytes, trace.category_of, strict=True)
-            if CATEGORIES[category] == "gradients"
-        )
+        kinds = zip(trace.sizes_bytes, trace.category_of, strict=True)
+        gradients = sum(size for size, category in kinds if CATEGORIES[category] == "gradients")
         # Two steps and up to two micro-batches were traced; each parameter has one gradient at a time.
-        steps = max(1, _times_made(trace))
+        steps = max(1, sum(phase == "optimizer" for *_, phase in trace.spans()))
         term = "gradient buckets of DistributedDataParallel"
         trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
     if job.processes > 1:
@@ -279,8 +264,3 @@ def from_trace(
         memory_fraction=settings.memory_fraction,
         modules=peak.modules,
     ).judged(job.machine)
-
-
-def _times_made(trace: Trace) -> int:
-    """How often the same gradients were made: once an optimizer step."""
-    return sum(1 for _, _, phase in trace.spans() if phase == "optimizer")

@@ -1,13 +1,6 @@
-"""`predict_trainer`: what a user gives to Trainer → a prediction, before anything is trained.
-
-```python
-args = TrainingArguments("out", bf16=True, per_device_train_batch_size=8, gradient_checkpointing=True)
-found = predict_trainer(model, args, train_dataset=data, gpu="16GB")
-```
-
-The objects go to another process without the values of weights (`live_objects.py`), and are predicted there as a
-script is (`from_script.py`).
-"""
+"""`predict_trainer`: what a user gives to Trainer → a prediction, before anything is trained. The objects go to
+another process without the values of weights (`live_objects.py`), and are predicted there as a script is
+(`from_script.py`)."""
 
 from __future__ import annotations
 
@@ -25,14 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hf_memkit.catalog.hardware import Machine, described_machine
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.prediction.defaults import (
-    TRAINER_DEFAULTS,
-    LookedAt,
-    default_setup,
-    look_at,
-    look_at_config,
-    refuse_precision,
-)
+from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, look_at_config, setup_of_arguments
 from hf_memkit.prediction.from_script import predict_script_training
 from hf_memkit.prediction.from_setup import predict
 from hf_memkit.prediction.trace.request import LIVE
@@ -40,7 +26,6 @@ from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.setup.own_arguments import read_trainer
 from hf_memkit.setup.request import refuse_below_one, refuse_too_long
-from hf_memkit.setup.setup import Setup
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, Trainer, TrainingArguments
@@ -108,7 +93,7 @@ def predict_trainer(
         "train_dataset": train_dataset, "data_collator": data_collator, "processing_class": processing_class,
         "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs, "trainer_class": trainer_class, "example": example,
     }  # fmt: skip
-    if _is_trainer(model):
+    if all(hasattr(model, name) for name in ("training_step", "args", "train_dataset", "data_collator")):  # a Trainer
         beside = {"args": args, **own, "sequence_length": sequence_length}
         given = [name for name, each in beside.items() if each is not None]
         if given:
@@ -153,10 +138,6 @@ def _predicted(
             ram_is_given=ram_is_given,
         )  # fmt: skip
     return found.with_notes(*notes)
-
-
-def _is_trainer(model: Any) -> bool:
-    return all(hasattr(model, name) for name in ("training_step", "args", "train_dataset", "data_collator"))
 
 
 # ---- a model that its config describes ----
@@ -231,11 +212,7 @@ _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z
 
 
 def _named(path: str, what: str) -> Any:
-    """What `"package.module:name"` names.
-
-    Raises:
-        InputError: there is no such thing.
-    """
+    """What `"package.module:name"` names; InputError: there is no such thing."""
     if not _PATH.fullmatch(path):
         raise InputError(f"{what}={path!r}: write a module and a name in it, such as 'my_package.models:build'")
     module, _, names = path.partition(":")
@@ -264,14 +241,7 @@ def _arguments(args: Any) -> Any:
     """TrainingArguments as they are, or fields of theirs as a setup."""
     from transformers import TrainingArguments
 
-    if isinstance(args, TrainingArguments):
-        return args
-    fields = read_trainer(args)[0]
-    refuse_precision(fields)
-    setup = Setup(preset=TRAINER_DEFAULTS)
-    for name, value in fields.items():
-        setup = setup.put(f"arguments.{name}", value, "yours")
-    return setup
+    return args if isinstance(args, TrainingArguments) else setup_of_arguments(read_trainer(args)[0])
 
 
 def _rows(
@@ -282,11 +252,8 @@ def _rows(
     args: Any,
     notes: list[str],
 ) -> tuple[Any, int | None]:
-    """(the data set; None, and the tokens of rows that are made up).
-
-    Raises:
-        InputError: there is none, two, or one without a row.
-    """
+    """(the data set; None, and the tokens of rows that are made up); InputError: there is none, two, or one without a
+    row."""
     data, example = own["train_dataset"], own["example"]
     if example is not None and data is not None:
         raise InputError("example and train_dataset: mutually exclusive; omit one")

@@ -47,18 +47,15 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
-    """Scratch of flash attention's backward: the fp32 sum of the queries' gradients, a row of fp32 numbers a head, and
-    with fewer key heads the gradients of keys and values for all query heads.
+    """Scratch of flash attention's backward, of shapes (batch, heads, length, head size): the fp32 sum of the queries'
+    gradients, a row of fp32 numbers a head, and with fewer key heads the gradients of keys and values for all query
+    heads.
 
     Taken for cuDNN's too, whose workspace only cuDNN knows (pytorch:aten/src/ATen/native/cudnn/MHA.cpp,
     `get_workspace_size`): on an H100 it was the same within 0.4 % (benchmarks/results/predict.json, `calibrate`).
 
-    Args:
-        query, key: shapes, (batch, heads, length, head size).
-        element_bytes: of an element of the queries.
-
-    Source: pytorch:aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_bwd`: `dq_accum`,
-    `softmax_d` (lengths rounded up to 128, head sizes to 32, above 128 to 64), `dk_expanded` and `dv_expanded`.
+    Source: pytorch:aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_bwd`: `dq_accum`, `softmax_d`
+    (lengths rounded up to 128, head sizes to 32, above 128 to 64), `dk_expanded` and `dv_expanded`.
     """
     batch, heads, length, size = query
     key_heads, key_length = key[1], key[2]
@@ -69,12 +66,8 @@ def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
 
 
 def flash_varlen_backward_bytes(query: Shape, key: Shape, sequences: int, element_bytes: int) -> int:
-    """As `flash_backward_bytes`, for sequences one behind the other, each of which begins at a block of its own.
-
-    Args:
-        query, key: shapes, (tokens, heads, head size).
-        sequences: how many there are.
-        element_bytes: of an element of the queries.
+    """As `flash_backward_bytes`, of (tokens, heads, head size): sequences one behind the other, each of which begins
+    at a block of its own.
 
     Source: as there, `mha_varlen_bwd`; the flash-attn package 2.8.3 takes the same.
     """
@@ -86,13 +79,9 @@ def flash_varlen_backward_bytes(query: Shape, key: Shape, sequences: int, elemen
 
 
 def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_bytes: int) -> int:
-    """Scratch of memory-efficient attention's backward: the fp32 sum of the queries' gradients, in 16 bits with head
-    sizes above 128 also those of keys and values, and `delta`, a number a query, which in fp32 is summed by torch
-    from a product of the output's size.
-
-    Args:
-        query, key, value: shapes, (batch, heads, length, head size).
-        element_bytes: of an element of the queries.
+    """Scratch of memory-efficient attention's backward, of shapes (batch, heads, length, head size): the fp32 sum of
+    the queries' gradients, in 16 bits with head sizes above 128 also those of keys and values, and `delta`, a number a
+    query, which in fp32 is summed by torch from a product of the output's size.
 
     Source: pytorch:aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h, `workspace_size` and
     `kNeedsAccumGradQ`; attention_backward.cu, `_efficient_attention_backward`. Blocks are taken as 128 × 64, and keys
@@ -110,11 +99,8 @@ def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_byt
 
 
 def foreach_norm_bytes(elements: Sequence[int]) -> int:
-    """Scratch of the norms of many tensors in one operation: an fp32 number for each chunk that the largest tensor
-    has, for every tensor, and 320 more.
-
-    Args:
-        elements: of each tensor, at least one.
+    """Scratch of the norms of many tensors (their elements) in one operation: an fp32 number for each chunk that the
+    largest tensor has, for every tensor, and 320 more.
 
     Source: pytorch:aten/src/ATen/native/cuda/ForeachReduceOp.cu, `output_per_tensor`, `global_output`;
     MultiTensorApply.cuh, `kChunkSize`.

@@ -1,11 +1,8 @@
 """The command that starts a training, as it is typed: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`,
 `python …`, and the commands of front ends: `trl sft …`, `llamafactory-cli train …`, `axolotl train …`, `swift sft …`.
 
-```
-words ──> the launcher's own parser, in the Python that trains ──> Launched: the script, GPUs, machines, variables
-```
-Launchers decide how many processes train, and by environment variables which engine and precision they train with.
-Nothing is started.
+The launcher's own parser reads it, in the Python that trains: launchers decide how many processes train, and by
+environment variables which engine and precision they train with. Nothing is started.
 """
 
 from __future__ import annotations
@@ -68,12 +65,10 @@ class Launched:
     Attributes:
         script: which each process runs.
         gpus: processes on each machine, one a GPU; None: as many as the machine has GPUs.
-        nodes: machines.
-        environment: variables that the command sets.
+        nodes, environment: machines; variables that the command sets.
         before: the launcher with its options, up to the word that `script` stands for; without `-m`.
         is_launcher: whether it starts processes; False: it is Python alone.
-        front_end: the front end's command that was typed, such as `"axolotl"`; empty: none.
-        typed: of a front end, its command as it was typed.
+        front_end, typed: of a front end its name, such as `"axolotl"`, and its command as it was typed.
     """
 
     script: UserScript
@@ -205,11 +200,7 @@ def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int 
 
 
 def _of_python(words: list[str]) -> tuple[list[str], UserScript]:
-    """(the words before the script, or before `-m`; the script).
-
-    Raises:
-        InputError: there is none.
-    """
+    """(the words before the script, or before `-m`; the script); InputError: there is none."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         flags, is_module, name = words[at][1:].partition("m")

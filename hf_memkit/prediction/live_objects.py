@@ -1,4 +1,4 @@
-"""Objects of a live process ⇄ a file, without the values of weights.
+"""Objects of a live process ⇄ a file, without the values of weights. Nothing of what is written is changed.
 
 ```
 parameter, large buffer, tensor on a GPU    shape, strides, dtype, place; hooks, attributes and ties are kept
@@ -9,8 +9,6 @@ class or function of a module               its name
 lock                                        another one
 open file, connection                       its type: who uses it in the other process is told what it was
 ```
-
-The process that reads it is the one that predicts. Nothing of what is written is changed.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ class TrainerParts:
         model: an `nn.Module`, or what makes one without arguments.
         arguments: a TrainingArguments, or a setup's `arguments.*`.
         rows: the data set; None: rows of `length` tokens that mean nothing, for a model of transformers.
-        length: tokens of such a row.
         kind: the class; None: `transformers.Trainer`.
         options: what the class takes beside these.
     """
@@ -104,13 +101,9 @@ def _large_buffers() -> set[int]:
     modules = [each for each in found if issubclass(type(each), nn.Module)]
     buffers = [each for module in modules for each in module._buffers.values() if each is not None]
     optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
-    states = [each for one in optimizers for state in one.state.values() for each in _values_of(state)]
-    return {id(each) for each in (*buffers, *states) if each.numel() > _MOST_ELEMENTS}
-
-
-def _values_of(state: Any) -> list[torch.Tensor]:
-    """Of an optimizer's for one parameter."""
-    return [each for each in dict(state).values() if isinstance(each, torch.Tensor)]
+    states = [each for one in optimizers for state in one.state.values() for each in dict(state).values()]
+    tensors = (each for each in (*buffers, *states) if isinstance(each, torch.Tensor))
+    return {id(each) for each in tensors if each.numel() > _MOST_ELEMENTS}
 
 
 def _dead_reference() -> weakref.ref[Any]:
@@ -122,11 +115,7 @@ _MADE_ANEW: Final = {type(make()): make for make in (threading.Lock, threading.R
 
 
 class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
-    """
-    Args:
-        file: written to.
-        described: `id` of the tensors that are written without values, beside parameters and what is on a GPU.
-    """
+    """Writes tensors of these `id`s without values, and parameters and what is on a GPU."""
 
     def __init__(self, file: io.BufferedWriter, described: set[int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -183,11 +172,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Storage:
-    """What one or more tensors lie in.
-
-    Args:
-        tensor: one of them.
-    """
+    """What one or more tensors lie in; one of them is given."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "cuda" and tensor.device.index not in (None, torch.cuda.current_device()):
@@ -225,14 +210,8 @@ def _tensor(
 def _wrapping(
     kind: Any, inner: dict[str, Any], context: Any, size: Any, strides: Any, trained: bool | None
 ) -> torch.Tensor:
-    """A tensor of several others (torch: utils/_python_dispatch.py, `is_traceable_wrapper_subclass`).
-
-    Args:
-        kind: its class.
-        inner, context: what `__tensor_flatten__` gave.
-        size, strides: its own.
-        trained: of a parameter; None: it is none.
-    """
+    """A tensor of several others (torch: utils/_python_dispatch.py, `is_traceable_wrapper_subclass`). `inner` and
+    `context` are what `__tensor_flatten__` gave; `trained`: of a parameter; None: it is none."""
     made: torch.Tensor = kind.__tensor_unflatten__(inner, context, size, strides)
     return made if trained is None else nn.Parameter(made, trained)
 
@@ -279,12 +258,9 @@ def _of_a_library(obj: Any) -> Any:
         original = state.pop("_original_forward")
         # accelerate 1.15.0: accelerator.py, `prepare_model`; what it puts there belongs to the device
         del state["forward"]
-        return _new, (type(obj),), state if _is_of_the_class(original, obj) else {**state, "forward": original}
+        is_its_own = getattr(original, "__func__", None) is type(obj).forward
+        return _new, (type(obj),), state if is_its_own else {**state, "forward": original}
     return None
-
-
-def _is_of_the_class(method: Any, obj: Any) -> bool:
-    return getattr(method, "__func__", None) is type(obj).forward
 
 
 def _as_before(trainer: Any) -> dict[str, Any]:

@@ -108,11 +108,8 @@ class Prediction:
             )
         if self.verdict is not None and self.verdict not in VERDICTS:
             raise ValueError(f"verdict {self.verdict!r}: must be one of {VERDICTS}")
-        object.__setattr__(self, "peak_reserved_bytes", (low, high))
         object.__setattr__(self, "phases", {name: self.phases[name] for name in PHASES if name in self.phases})
         object.__setattr__(self, "categories", {name: self.categories[name] for name in CATEGORIES})
-        object.__setattr__(self, "notes", tuple(self.notes))
-        object.__setattr__(self, "warnings", tuple(self.warnings))
 
     def needs_less_than(self, other: Prediction) -> bool:
         """Whether it does so clearly, by a hundredth of what the process takes."""
@@ -130,24 +127,22 @@ class Prediction:
         return max(self.categories, key=lambda name: self.categories[name])
 
     @property
+    def usable_bytes(self) -> int:
+        """What the allocator may take of the GPU."""
+        return usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+
+    @property
     def lacks_room(self) -> bool:
         """Whether the GPU is too small, or just large enough; where it does not fit all the same, RAM or disk is."""
-        usable = usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
-        return self.verdict == "tight" or self.confidence.with_slack(self.smallest_cap_bytes) > usable
+        return self.verdict == "tight" or self.confidence.with_slack(self.smallest_cap_bytes) > self.usable_bytes
 
     def judged(self, machine: Machine) -> Prediction:
         """Another prediction, with the verdict for this machine and its GPU's capacity."""
         host = [size for size in (self.host_rss_bytes, self.pinned_bytes) if size is not None]
-        found = judge(
-            machine,
-            peak_reserved_bytes=self.peak_reserved_bytes,
-            smallest_cap_bytes=self.smallest_cap_bytes,
-            outside_allocator_bytes=self.outside_allocator_bytes,
-            confidence=self.confidence,
-            memory_fraction=self.memory_fraction,
-            host_bytes=sum(host) if host else None,
-            disk_bytes=self.disk_bytes,
-        )
+        names = ("peak_reserved_bytes", "smallest_cap_bytes", "outside_allocator_bytes", "confidence",
+                 "memory_fraction", "disk_bytes")  # fmt: skip
+        own: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found = judge(machine, **own, host_bytes=sum(host) if host else None)
         capacity = machine.gpu.capacity_bytes if machine.gpu is not None else None
         return replace(self, capacity_bytes=capacity, verdict=found.verdict, why=found.why)
 
@@ -242,27 +237,19 @@ class Prediction:
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """The prediction that `to_json` gave; other keys are left alone."""
         low, high = content["peak_reserved_gib"]
+        names = ("peak_allocated", "outside_allocator", "capacity", "smallest_cap", "host_rss", "pinned", "disk")
+        sizes: dict[str, Any] = {f"{name}_bytes": _bytes(content[f"{name}_gib"]) for name in names}
+        same = ("peak_phase", "peak_operation", "peak_module", "source", "verdict", "why")
         return cls(
-            peak_allocated_bytes=_bytes(content["peak_allocated_gib"]),
-            peak_reserved_bytes=(_bytes(low), _bytes(high)),
-            outside_allocator_bytes=_bytes(content["outside_allocator_gib"]),
-            smallest_cap_bytes=_bytes(content["smallest_cap_gib"]),
+            **sizes,
+            **{name: content[name] for name in same},
+            peak_reserved_bytes=(round(low * GIB), round(high * GIB)),
             phases={
-                name: (_bytes(peaks["peak_allocated_gib"]), _optional_bytes(peaks["peak_reserved_gib"]))
+                name: (round(peaks["peak_allocated_gib"] * GIB), _bytes(peaks["peak_reserved_gib"]))
                 for name, peaks in content["phases"].items()
             },
-            categories={name: _bytes(content["categories"][f"{name}_gib"]) for name in CATEGORIES},
-            peak_phase=content["peak_phase"],
-            peak_operation=content["peak_operation"],
-            peak_module=content["peak_module"],
+            categories={name: round(content["categories"][f"{name}_gib"] * GIB) for name in CATEGORIES},
             confidence=Confidence.from_json(content["confidence"]),
-            source=content["source"],
-            capacity_bytes=_optional_bytes(content["capacity_gib"]),
-            host_rss_bytes=_optional_bytes(content["host_rss_gib"]),
-            pinned_bytes=_optional_bytes(content["pinned_gib"]),
-            disk_bytes=_optional_bytes(content["disk_gib"]),
-            verdict=content["verdict"],
-            why=content["why"],
             notes=tuple(content["notes"]),
             warnings=tuple(content.get("warnings", ())),
             memory_fraction=content.get("memory_fraction", 1.0),
@@ -273,10 +260,6 @@ def _gib(size_bytes: int | None) -> float | None:
     return None if size_bytes is None else size_bytes / GIB
 
 
-def _bytes(gib: float) -> int:
+def _bytes(gib: float | None) -> int | None:
     """Whole bytes: dividing by a power of two lost nothing."""
-    return round(gib * GIB)
-
-
-def _optional_bytes(gib: float | None) -> int | None:
-    return None if gib is None else _bytes(gib)
+    return None if gib is None else round(gib * GIB)

@@ -1,10 +1,4 @@
-"""Running a user's script in the child process, up to a trace of its training.
-
-```
-UserScript, Machine ──> ScriptRequest ──> child ──> RanScript: a trace, and what was trained
-                                            └─────> InputError, ScriptFailed: why there is none
-```
-"""
+"""Running a user's script in the child process, up to a trace of its training, or to why there is none."""
 
 from __future__ import annotations
 
@@ -77,11 +71,7 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
 
 
 def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
-    """What is chosen by `accelerate launch`, which a prediction does not go through.
-
-    Raises:
-        InputError: its variables choose an engine, which the answer would leave out.
-    """
+    """Raises InputError where variables of `accelerate launch` choose an engine, which the answer would leave out."""
     if is_live(script):
         return
     variable, engine = launchers_engine(environment) or ("", "")
@@ -159,8 +149,7 @@ def ran_script(
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """How long columns of the worst and of a usual batch of a script's data are (`child/training/batches.py`,
-    `lengths_of_batches`). Nothing is traced.
+    """How long columns of the worst and of a usual batch of a script's data are. Nothing is traced.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
@@ -175,11 +164,8 @@ def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> 
 
 
 def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:
-    """On which device scripts are traced there, and what is to be said of that.
-
-    Raises:
-        InputError: no process for it starts.
-    """
+    """On which device scripts are traced there, and what is to be said of that. InputError: no process for it
+    starts."""
     with here(script):
         worker.wait()
     if worker.without_shim is None:
@@ -190,21 +176,14 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
 
 
 def asked(worker: Worker, request: ScriptRequest) -> Outcome:
-    """What came of it.
-
-    Raises:
-        InputError: the process that runs scripts ended.
-    """
+    """What came of it. InputError: the process that runs scripts ended."""
     with here(request.script):
         return worker.run(request)
 
 
 @contextlib.contextmanager
 def here(script: UserScript) -> Iterator[None]:
-    """
-    Raises:
-        InputError: the process that runs scripts ended.
-    """
+    """Within it a process that ends is an InputError, with what it wrote last."""
     try:
         yield
     except TraceFailed as failure:
@@ -220,11 +199,7 @@ _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 
 def checked(script: UserScript, found: Outcome) -> TracedTraining:
-    """The training that a script has come to.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """The training that a script has come to; InputError, ScriptFailed: as `predict_script`."""
     if found.training is None:
         raise _failed(script, found)
     return found.training
@@ -247,13 +222,18 @@ def _standard_input() -> Iterator[int]:
         os.close(number)
 
 
-_NOTHING: Final = "there is no training to trace"
-
-
 def _failed(script: UserScript, found: Outcome) -> InputError:
     """Why there is no trace."""
     if found.untrained is not None:
-        return _never_trained(script, found.untrained.exit)
+        said = f"{name_of(script)} ended without calling Trainer.train(): there is no training to trace"
+        exited = found.untrained.exit
+        if isinstance(exited, str):
+            return ScriptFailed(said, text=exited)
+        if exited:
+            return InputError(f"{said} (exit code {exited})")
+        if not any("do_train" in argument for argument in script.arguments):
+            said += " (only Trainer's loop can be traced; many scripts train only with --do_train)"
+        return InputError(said)
     if (error := found.failed) is not None:
         place = error.place or name_of(script)
         if not error.by_script:
@@ -279,14 +259,3 @@ def _try_without(script: UserScript) -> str:
     target = ("-m", script.target) if script.is_module else (script.target,)
     command = shlex.join(("python", *target, *script.arguments))
     return f"Run it without memkit: {command}; if that trains, measure it with memkit run"
-
-
-def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
-    said = f"{name_of(script)} ended without calling Trainer.train(): {_NOTHING}"
-    if isinstance(exited, str):
-        return ScriptFailed(said, text=exited)
-    if exited:
-        return InputError(f"{said} (exit code {exited})")
-    if not any("do_train" in argument for argument in script.arguments):
-        said += " (only Trainer's loop can be traced; many scripts train only with --do_train)"
-    return InputError(said)

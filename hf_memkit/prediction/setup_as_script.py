@@ -1,9 +1,5 @@
-"""Traces a setup as a user's script is traced. The script is `child/training/setup_trainer.py`: it makes the Trainer.
-
-```
-SetupTraining ──> a file ──> setup_trainer.py FILE in the child ──> Trace, or TraceFailed: why there is none
-```
-"""
+"""Traces a setup as a user's script is traced: `child/training/setup_trainer.py`, which makes the Trainer of a
+file."""
 
 from __future__ import annotations
 
@@ -35,11 +31,11 @@ class SetupTraining:
         setup: with `model.architecture`; `model.class` where it is no causal language model. Its `eval_strategy` and
             `save_strategy` say whether an evaluation, and a checkpoint, follow the steps.
         sequence_length: tokens of each example.
-        rows: of the training data, at least; they mean nothing. 0: enough for one optimizer step.
+        rows: of the training data, at least; 0: enough for one optimizer step.
         usual: the setup with the lengths of a usual batch, which most batches have then. None: all batches are alike.
         evaluation_batches: how many batches an evaluation has.
         metrics: whether it computes metrics of the predictions, which are kept for them.
-        padded: whether the texts of a batch are unequally long; None: as `child/example_inputs.py`, `pads`, has it.
+        padded: whether the texts of a batch are unequally long; None: as `pads` in `child/example_inputs.py` has it.
         trust_remote_code: whether the model's own code may be run.
     """
 
@@ -75,12 +71,7 @@ def as_script(training: SetupTraining) -> Iterator[UserScript]:
 
 
 def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest) -> Trace:
-    """The trace of the training in a process of `worker`.
-
-    Args:
-        worker: where it runs.
-        training: what is trained.
-        request: of `SETUP_SCRIPT`: the GPU.
+    """The trace of the training in a process of `worker`. `request`: of `SETUP_SCRIPT`: the GPU.
 
     Raises:
         TraceFailed: the training raised, or its process died.

@@ -1,12 +1,9 @@
 """One rank's trace under DeepSpeed: activations and the loss as traced, everything that ZeRO splits from the ledger.
 
 DeepSpeed's engine is not run on fake tensors. What it holds (partitions, buckets, gathered parameters) is known to the
-byte (`hf_memkit/deepspeed/`, tested against the real engine), and what it does not touch (activations, logits) is the
-same as without it, with the weights in the dtype that the engine gives them. Gradients are both: when each one comes
-is traced, and what becomes of it then follows from the stage.
-
-Compared with live engines of one and two processes in tests/prediction/test_split_states_live.py. With more, the terms
-are the ledger's, whose sizes are DeepSpeed's own arithmetic of partitions.
+byte (`hf_memkit/deepspeed/`, tested against the real engine), and what it does not touch (activations, logits) is as
+without it, with weights in the engine's dtype. When each gradient comes is traced, and what becomes of it follows from
+the stage. Compared with live engines of one and two processes in tests/prediction/test_split_states_live.py.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from hf_memkit.deepspeed.engine_terms import Term
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.setup.ledger import Ledger, Row
+from hf_memkit.setup.ledger import Ledger
 from hf_memkit.setup.setup import Setup
 
 _TRACED: Final[frozenset[Category]] = frozenset({"activations", "loss", "other"})
@@ -72,26 +69,16 @@ def bucket_bytes(setup: Setup) -> int:
 
 
 def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
-    """The trace of `without_engine` joined with the device rows of the ledger.
-
-    Args:
-        trace: of `without_engine`.
-        ledger: of the setup.
-        bucket_bytes: of one bucket of gradients (`bucket_bytes` of the setup); 0: each gradient is reduced by itself.
-    """
+    """The trace of `without_engine` joined with the device rows of the ledger. `bucket_bytes`: of one bucket of
+    gradients (`bucket_bytes` of the setup); 0: each gradient is reduced by itself."""
     rows = [row for row in ledger.rows if row.place == "device" and row.category not in _TRACED]
     terms = {row.term: row for row in rows if row.term in _TRACED_TERMS}
-    added = [
-        ExtraAllocation(
-            row.size_bytes,
-            row.category,
-            row.term,
-            _phases(row),
-            "optimizer" if row.term in _FROM_THE_FIRST_STEP else None,
-        )
-        for row in rows
-        if row.term not in _TRACED_TERMS
-    ]
+    added = []
+    for row in rows:
+        if row.term not in _TRACED_TERMS:
+            phases = _COMPUTING if row.term in _GATHERED else () if row.phase is None else (row.phase,)
+            since: Phase | None = "optimizer" if row.term in _FROM_THE_FIRST_STEP else None
+            added.append(ExtraAllocation(row.size_bytes, row.category, row.term, phases, since))
     workspaces = [
         ExtraAllocation(size, "buffers", trace.operations[operation])
         for size, category, operation in zip(trace.sizes_bytes, trace.category_of, trace.operation_of, strict=True)
@@ -116,14 +103,9 @@ def split_notes(ledger: Ledger) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _phases(row: Row) -> tuple[Phase, ...]:
-    if row.term in _GATHERED:
-        return _COMPUTING
-    return () if row.phase is None else (row.phase,)
-
-
 def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
-    """Gradients as the engine leaves them, and what it makes and drops to reduce them.
+    """Gradients as the engine leaves them, and what it makes and drops to reduce them. `sizes`: of the traced terms
+    that the ledger has.
 
     Stages 0 and 1 keep them whole, and reduce them when backward has ended. With stages 2 and 3 each is whole until
     the next one comes, by then copied into a bucket, which is reduced when the next gradient has no room in it. What
@@ -131,10 +113,6 @@ def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace
     first of it, which is the last process's; and what goes to the host is normed in fp64. With accumulation that
     buffer is there twice from the second micro-batch on (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 2367, 2187,
     1886, 1042).
-
-    Args:
-        sizes: of the traced terms that the ledger has.
-        bucket_bytes: bytes of one bucket.
     """
     keeps = Term.GRADIENTS in sizes
     result = trace.without_events()

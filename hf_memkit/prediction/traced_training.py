@@ -55,14 +55,9 @@ class TracedArguments:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """The trained model, without adapters around it.
-
-    Attributes:
-        kind: its class.
-        name: the hub's, or a path; empty: unknown.
-        parameters, trainable_parameters: how many there are, adapters included.
-        dtypes, trained_dtypes: of all parameters, and of those that are trained, such as `"float32"`.
-    """
+    """The trained model, without adapters around it: its class; the hub's name, or a path (empty: unknown); how many
+    parameters there are, adapters included, and of which types, such as `"float32"`: all of them, and those that are
+    trained."""
 
     kind: str
     name: str
@@ -78,8 +73,7 @@ class TracedStep:
 
     Attributes:
         kind: `"usual"`, `"worst"`, or what the user would change for it.
-        events: the first in `Trace.events`, and one past the last.
-        calls: the same in `Work.calls`; both 0: no work is recorded.
+        events, calls: the first in `Trace.events` and in `Work.calls`, and one past the last; 0: no work is recorded.
     """
 
     kind: str
@@ -89,12 +83,8 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
-    """The largest batch that the sampler can form, the median, and the one that 95 of 100 do not exceed, such as
-    `"8 × 1024 tokens"`.
-
-    Attributes:
-        grouping: whether someone may think that grouping by length would make the worst smaller.
-    """
+    """The largest batch that the sampler can form, the median, and the one that 95 of 100 do not exceed, such as `"8 ×
+    1024 tokens"`. `grouping`: whether someone may think that grouping by length would make the worst smaller."""
 
     worst: str
     usual: str
@@ -104,14 +94,9 @@ class BatchShapes:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """DeepSpeed, which the trace is without.
-
-    Attributes:
-        config: with the values of Trainer's in place of `"auto"`.
-        written: as the script has it.
-        trained, frozen: of the model's parameters `(elements, whether weight decay is for it)`.
-        linear_elements: elements of what linear layers hold from forward to backward.
-    """
+    """DeepSpeed, which the trace is without: its config as written, and with Trainer's values in place of `"auto"`; of
+    the model's trained and frozen parameters `(elements, whether weight decay is for it)`; and elements of what linear
+    layers hold from forward to backward."""
 
     config: dict[str, Any]
     written: dict[str, Any]
@@ -127,14 +112,9 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """A vLLM that generates for the training.
-
-    Attributes:
-        mode: `"server"`: on other GPUs, and nothing else counts; `"colocate"`: in this process.
-        share: of the GPU's memory, for weights, activations and the cache of keys and values.
-        sleeps: whether it gives that back after each generation.
-        weights_bytes: of its own copy of the weights.
-    """
+    """A vLLM that generates for the training: on other GPUs (`"server"`, and nothing else counts), or in this process
+    (`"colocate"`): its share of the GPU's memory, whether it gives that back after each generation, and its own copy
+    of the weights."""
 
     mode: str
     share: float = 0.0
@@ -144,12 +124,7 @@ class Vllm:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """RAM of the script's process.
-
-    Attributes:
-        own_bytes: what the script holds itself, as measured here.
-        tensor_bytes: by phase the most that tensors on the CPU take at once.
-    """
+    """RAM of the script's process: what it holds itself, as measured here, and by phase the most of its tensors."""
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
@@ -186,18 +161,14 @@ class TrainerCall:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What can be done with the model.
+    """What can be done with the model, of transformers' `model_type` (None: it has none).
 
     Attributes:
-        model_type: transformers'; None: it has none.
         attention: its implementation, such as `"sdpa"`.
         supports_checkpointing, supports_sdpa: whether its class says so.
-        of_transformers: whether its class is made by `from_pretrained`.
-        from_pretrained: whether it was.
-        loaded_at: by which call of the user's; None: nobody knows.
-        device_map: whether that call gave one.
-        adapters: whether it has some.
-        quantised: whether its weights are.
+        of_transformers, from_pretrained: whether its class is made by `from_pretrained`, and whether it was.
+        loaded_at: by which call of the user's; None: nobody knows; device_map: whether that call gave one.
+        adapters: whether it has some; quantised: whether its weights are.
         chunkable_loss: whether its loss can be computed in chunks.
     """
 
@@ -252,14 +223,8 @@ class BatchEffects:
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """How long the run is; None: nobody can tell.
-
-    Attributes:
-        steps, steps_an_epoch: optimizer steps.
-        rows, rows_an_epoch: of the data, and those that are trained on in an epoch.
-        evaluation_batches: of one evaluation; 0: there is no data for it.
-        generates: whether an evaluation generates.
-    """
+    """How long the run is; None: nobody can tell. `rows_an_epoch`: those that are trained on; `evaluation_batches`: of
+    one evaluation, 0: there is no data for it; `generates`: whether it does."""
 
     steps: int | None = None
     steps_an_epoch: int | None = None
@@ -274,8 +239,7 @@ class Padding:
     """Of batches of texts, and why they need it.
 
     Attributes:
-        share: of a batch, on average; None: sizes are no tokens.
-        longest_row: tokens; None: as above.
+        share, longest_row: of a batch, on average; tokens; None: sizes are no tokens.
         is_left_out: whether the Trainer trains without padding already.
         needed: why rows cannot lie behind one another; empty: they can.
         counts_first_labels: whether the divisor of the loss counts the first token of each row.
@@ -399,15 +363,12 @@ class TracedTraining:
 
 @dataclass(frozen=True, slots=True)
 class BatchLengths:
-    """How long the columns of some batches are that a script's data can form, tokens.
+    """How long the columns of some batches are that a script's data can form, tokens: of the largest and a median one
+    (None: about as large), the worst of half as many rows, and of rows that are cut (None: there is none).
 
     Attributes:
-        worst, usual: the largest batch and a median one; `usual` is None where it is about as large.
-        half, cut: the worst of half as many rows, and of rows that are cut; None: there is none.
-        rows: of the worst.
-        said: the worst in words.
-        shapes: worst, usual and high batch in words, told apart; empty without `usual`.
-        shuffled: whether rows are drawn at random.
+        rows, said: of the worst; the worst in words.
+        shapes: None without `usual`.
     """
 
     worst: dict[str, int]
@@ -416,21 +377,13 @@ class BatchLengths:
     cut: dict[str, int] | None
     rows: int
     said: str
-    shapes: list[str]
-    shuffled: bool
+    shapes: BatchShapes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An exception that ended the script.
-
-    Attributes:
-        by_script: whether it is the script's own; False: memkit's.
-        type: name of its class.
-        message: what it says.
-        place: the line of the script, such as `"train.py, line 5"`; empty: unknown.
-        text: the traceback.
-    """
+    """An exception that ended the script, the script's own or memkit's: its class, what it says, the line of the
+    script, such as `"train.py, line 5"` (empty: unknown), and the traceback."""
 
     by_script: bool
     type: str

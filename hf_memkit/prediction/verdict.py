@@ -48,8 +48,8 @@ class Confidence:
     Attributes:
         level: what its numbers were computed from.
         rests_on: the same in words, such as `"two optimizer steps of transformers.Trainer on fake CUDA tensors"`.
-        measured_on: the GPU, and the evidence file, on which predictions of this level were compared with a measured
-            run; None: none yet.
+        measured_on: the GPU, and the evidence file, on which such predictions were compared with a measured run; None:
+            none yet.
     """
 
     level: Level
@@ -119,21 +119,13 @@ def judge(
 
     Args:
         machine: GPU, RAM and disk in question.
-        peak_reserved_bytes: low and high end of what the allocator takes from the driver.
-        smallest_cap_bytes: the least that the allocator may be given.
-        outside_allocator_bytes: context and libraries, which the GPU must hold beside it.
-        confidence: says how much room is left.
-        memory_fraction: the share of the GPU that torch lets the process take (`AllocatorSettings`).
+        peak_reserved_bytes, smallest_cap_bytes, outside_allocator_bytes, confidence, memory_fraction: as of a
+            `Prediction`.
         host_bytes: RAM of one machine with all its processes, page-locked RAM included; None: not modelled.
         disk_bytes: what training keeps on disk; None: not modelled.
     """
     on_gpu = _gpu(
-        machine.gpu,
-        peak_reserved_bytes[1],
-        smallest_cap_bytes,
-        outside_allocator_bytes,
-        confidence,
-        memory_fraction,
+        machine.gpu, peak_reserved_bytes[1], smallest_cap_bytes, outside_allocator_bytes, confidence, memory_fraction
     )
     lacks = []
     if host_bytes is not None and host_bytes > machine.ram_bytes:

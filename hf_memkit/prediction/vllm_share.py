@@ -24,13 +24,8 @@ _AWAKE: Final[tuple[Phase, ...]] = ("load", "generate", "evaluate")
 
 
 def with_vllm(found: Prediction, vllm: Vllm | None, machine: Machine) -> Prediction:
-    """The prediction with a vLLM beside the training, judged again.
-
-    Args:
-        found: of the training alone.
-        vllm: None: there is none.
-        machine: the machine in question; without a GPU the share has no size.
-    """
+    """The prediction (`found`: of the training alone) with a vLLM beside the training, judged again for the machine;
+    without a GPU the share has no size."""
     if vllm is None:
         return found
     if vllm.mode == "server":

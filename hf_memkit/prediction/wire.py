@@ -1,8 +1,5 @@
-"""Dataclasses as JSON, between memkit and the process that traces: written by field, read by the types of the fields.
-
-In: dataclasses of numbers, texts, lists, tuples, mappings, JSON of others (`Any`) and further dataclasses; a union has
-one dataclass at most. Out: the same.
-"""
+"""Dataclasses as JSON, between memkit and the process that traces: of numbers, texts, lists, tuples, mappings, JSON of
+others (`Any`) and further dataclasses; a union has one dataclass at most."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -40,9 +37,7 @@ def _by_field(value: Any) -> dict[str, Any]:
     return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints: Final = cache(get_type_hints)
 
 
 def _made(hint: Any, value: Any) -> Any:

@@ -1,9 +1,6 @@
-"""The parent's side of the child process: it starts it, hands it cases, and replaces it when it is gone.
-
-Loading torch and transformers takes seconds, tracing a small model takes one. So one worker serves all setups of a
-Python process (`shared_worker`), and the worker of a script is kept for the next script (`lent_worker`). Each case
-runs in a process of its own, so that nothing of one is left for the next.
-"""
+"""The parent's side of the child process: it starts it, hands it cases, and replaces it when it is gone. Loading torch
+and transformers takes seconds, so one worker serves all setups of a Python process (`shared_worker`), and the worker
+of a script is kept for the next script (`lent_worker`). Each case runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -36,17 +33,14 @@ _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
 
 class Worker:
-    """A child process that traces trainings, one at a time.
-
-    What it writes is kept, to be shown if it fails. A script whose request has a standard input writes to this
-    process's standard error.
+    """A child process that traces trainings, one at a time. What it writes is kept, to be shown if it fails. A script
+    whose request has a standard input writes to this process's standard error.
 
     Args:
         python: the interpreter of another environment; None: this one.
 
     Attributes:
-        without_shim: why fake CUDA tensors cannot be used there; None if they can. Known once a case was asked for, or
-            after `wait`.
+        without_shim: why fake CUDA tensors cannot be used there; None if they can. Known after `wait`.
     """
 
     def __init__(self, *, python: str | None = None) -> None:
@@ -175,12 +169,10 @@ class Worker:
                 process.wait(_END_S)
             process.kill()
             process.wait()
-        errors, self._errors = self._errors, None
-        if errors is not None:
-            errors.close()
-        files, self._files = self._files, None
-        if files is not None:
-            files.close()
+        for each in (self._errors, self._files):
+            if each is not None:
+                each.close()
+        self._errors = self._files = None
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -202,11 +194,7 @@ class Worker:
             why = f"was ended by {signal.Signals(-code).name}"
         else:
             why = f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
-        return TraceFailed(
-            f"the process that traces trainings {why}",
-            kind="worker",
-            details="\n".join(lines),
-        )
+        return TraceFailed(f"the process that traces trainings {why}", kind="worker", details="\n".join(lines))
 
 
 _CHANGE: Final = ("COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "_")

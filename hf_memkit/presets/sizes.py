@@ -15,7 +15,6 @@ from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction import Prediction
-from hf_memkit.prediction.verdict import usable_bytes
 from hf_memkit.setup.job import Job, gpu_shortage
 from hf_memkit.setup.ledger import Row
 from hf_memkit.setup.setup import Setup
@@ -203,14 +202,10 @@ def _next(choices: Sequence[int], seen: Mapping[int, Prediction], machine: Machi
     between = [choice for choice in choices if above < choice and (not below or choice < below)]
     if not between:
         return None
-    usable = _usable(seen[above or below])
+    usable = seen[above or below].usable_bytes
     needed = {size: _needed(size, above, below, seen) for size in between}
     likely = max((size for size in between if needed[size] <= _SURE * usable), default=between[0])
     return likely if not above or needed[likely] <= _PERHAPS * usable else None
-
-
-def _usable(found: Prediction) -> int:
-    return usable_bytes(found.capacity_bytes or 0, found.outside_allocator_bytes, found.memory_fraction)
 
 
 def _needed(size: int, above: int, below: int, seen: Mapping[int, Prediction]) -> float:

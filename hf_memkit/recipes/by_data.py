@@ -96,7 +96,7 @@ class ByData:
         """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all
         batches are about as large."""
         found = self._batches_of(setup)
-        if found is None or found.usual is None:
+        if found is None or found.usual is None or found.shapes is None:
             return None
         usual = _with(setup, found.usual)
         smaller: dict[str, Setup] = {}
@@ -108,15 +108,8 @@ class ByData:
                 cut = _with(setup, found.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
         needs = {change: predict(each, usual=usual) for change, each in smaller.items()}
-        most, median, high = found.shapes
-        return BatchNeeds(
-            worst=most,
-            usual=median,
-            high=high,
-            usual_needs=predict(usual),
-            smaller={change: each for change, each in needs.items() if each.needs_less_than(worst)},
-            grouping=found.shuffled,
-        )
+        less = {change: each for change, each in needs.items() if each.needs_less_than(worst)}
+        return BatchNeeds(found.shapes, predict(usual), less)
 
     def _batches_of(self, setup: Setup) -> BatchLengths | None:
         """As `lengths_of`; None where all batches have one size."""

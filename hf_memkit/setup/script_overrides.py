@@ -336,7 +336,10 @@ def _watch_trainers(overrides: Overrides, found: FoundInScript, models: _Models,
     trainer.Trainer.__init__, trainer.Trainer.train = with_check, train_with_check
 
 
-_LIBRARIES: Final = ("transformers.", "trl.", "hf_memkit.")
+def overrides_optimizer(trainer: Any) -> bool:
+    """Whether a method that is no library's makes the optimizer."""
+    libraries = ("transformers.", "trl.", "sentence_transformers.")
+    return not type(trainer).create_optimizer.__module__.startswith(libraries)
 
 
 def _check_optimizer(overrides: Overrides, found: FoundInScript, trainer: Any) -> None:
@@ -348,7 +351,7 @@ def _check_optimizer(overrides: Overrides, found: FoundInScript, trainer: Any) -
         found.differs(
             f"optim: the optimizer that the script gives Trainer ({name}) overrides the plan's {asked}. Remove it"
         )
-    elif asked is not None and not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES):
+    elif asked is not None and overrides_optimizer(trainer):
         found.differs(
             f"optim: {type(trainer).__name__}.create_optimizer may override the plan's {asked}. Make it use "
             "arguments.optim"

@@ -25,7 +25,7 @@ def test_the_same_gpus_serve(text: str) -> None:
             least, free.peak_reserved_bytes + 2 * MIB, max(MIB, (free.peak_reserved_bytes - least) // 12)
         ):
             expected = replay(trace, settings, cap).completed
-            assert started.completes(cap) == expected, (seed, cap)
+            assert started.outcome(cap).completes == expected, (seed, cap)
             outcomes.add(expected)
     assert outcomes == {True, False}, "both happen"
 

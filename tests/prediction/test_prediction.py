@@ -44,7 +44,7 @@ def made(**changes: Any) -> Prediction:
         "confidence": TRACE,
         "source": "torch, transformers",
         "host_rss_bytes": 5 * GIB + 1,
-        "notes": ["compiled kernels are not modelled"],
+        "notes": ("compiled kernels are not modelled",),
     }
     return Prediction(**{**values, **changes})
 

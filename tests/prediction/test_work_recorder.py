@@ -183,8 +183,8 @@ def test_fp16_waits_for_the_scaler(worker: Worker, models: dict[str, Path]) -> N
 TELLS: Final = {
     "library_rules.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
     "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
-    "generation.py: setattr(GenerationMixin, name)", "trl_trainers.py: module.LLM",
-    "trl_trainers.py: module.VLLMClient", "library_rules.py: functional.lib",
+    "generation.py: setattr(GenerationMixin, name)", "vllm.py: module.LLM",
+    "vllm.py: module.VLLMClient", "library_rules.py: functional.lib",
 }  # fmt: skip
 """Replaced, and `launched` or `turns` tells of it."""
 
@@ -227,12 +227,12 @@ ASKS: Final = {
     "library_rules.py: tokenizer_utils.fix_untrained_tokens", "fake_gpu.py: trace_rules.get_torch_obj_rule_map",
     "other_ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: kernels._use_triton",
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
-    "real_and_fake.py: setattr(FakeTensor, name)", "trl_trainers.py: Trainer.__init__",
-    "trl_trainers.py: module.SamplingParams", "trl_trainers.py: module.StructuredOutputsParams",
-    "trl_trainers.py: each.is_vllm_available", "trl_trainers.py: each._precompute_ref_logps",
-    "trl_trainers.py: tracer.default", "trl_trainers.py: trainer._buffered_inputs", "trl_trainers.py: trainer.lmbda",
-    "trl_trainers.py: replace_everywhere(found.hash_module, _no_hash)",
-    "trl_trainers.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found)",
+    "real_and_fake.py: setattr(FakeTensor, name)", "trl_base.py: Trainer.__init__",
+    "vllm.py: module.SamplingParams", "vllm.py: module.StructuredOutputsParams",
+    "vllm.py: each.is_vllm_available", "preference.py: each._precompute_ref_logps",
+    "preference.py: tracer.default", "online.py: trainer._buffered_inputs", "online.py: trainer.lmbda",
+    "preference.py: replace_everywhere(found.hash_module, lambda module: 'predicted')",
+    "online.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found)",
 }  # fmt: skip
 """Replaced, and no kernel runs."""
 
@@ -283,7 +283,7 @@ def test_what_is_replaced_has_a_row_or_a_reason() -> None:
     assert not known - found  # of what is gone
 
 
-@pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "trl_trainers.py"])
+@pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py"])
 def test_what_tells_does_tell(name: str) -> None:
     """Defect: a row that is promised in the list above, and that nobody writes."""
     assert "launched(" in next(CHILD.rglob(name)).read_text(encoding="utf-8")

@@ -1,8 +1,7 @@
 """PyTorch's caching allocator, replayed: which blocks it hands out, what it asks of the device, what it gives back.
 
 Each rule is that of pytorch: c10/cuda/CUDACachingAllocator.cpp, whose function is named beside it. CUDA graphs,
-private pools and memory shared between processes are left out. A block that is freed can be used again at once by the
-stream that made it, as in the real allocator. The tests compare it with recordings of torch's own.
+private pools and memory shared between processes are left out. A freed block can be used again at once by its stream.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from hf_memkit.catalog.library_versions import FreeOrder
-from hf_memkit.prediction.allocator.blocks import Block, Device, DeviceMemory, ExpandableSegment, Pool
+from hf_memkit.prediction.allocator.blocks import Block, DeviceMemory, ExpandableSegment, Pool
 from hf_memkit.prediction.allocator.settings import LARGEST_SMALL, LEAST_BLOCK, SMALL_SEGMENT, AllocatorSettings
 
 
@@ -24,23 +23,20 @@ class CachingAllocator:
     Args:
         settings: the options it works by.
         device: where its memory comes from; None: a GPU without limit.
-        allowed_bytes: what torch lets this process take (`set_per_process_memory_fraction`); None: no limit. Other
-            than the device's own limit it is asked before pages are counted: an expandable segment can pass it by
-            less than a page.
+        allowed_bytes: what torch lets this process take (`set_per_process_memory_fraction`); None: no limit. It is
+            asked before pages are counted: an expandable segment can pass it by less than a page.
         order: what decides between free blocks of equal size; it differs between versions of torch.
 
     Attributes:
         allocated, requested, reserved: bytes of blocks in use, of what was asked for in them, and of what the device
-            has given, as `torch.cuda.memory_allocated()` and `memory_reserved()` count them.
-        peak_allocated, peak_requested, peak_reserved: the highest since `reset_peaks`.
+            has given; peak_allocated, peak_requested, peak_reserved: the highest since `reset_peaks`.
         retries: how often everything cached had to go back before the device could give (`num_alloc_retries`).
-        device_allocations: how often the device was asked successfully (`num_device_alloc`).
     """
 
     def __init__(
         self,
         settings: AllocatorSettings | None = None,
-        device: Device | None = None,
+        device: DeviceMemory | None = None,
         *,
         allowed_bytes: int | None = None,
         order: FreeOrder = "segment",
@@ -51,7 +47,7 @@ class CachingAllocator:
         self.large = Pool(is_small=False)
         self.allocated = self.requested = self.reserved = 0
         self.peak_allocated = self.peak_requested = self.peak_reserved = 0
-        self.retries = self.device_allocations = 0
+        self.retries = 0
         self.allowed_bytes = allowed_bytes
         self._collects = allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
         self._order = order
@@ -95,15 +91,6 @@ class CachingAllocator:
         self.requested -= block.requested
         self._merge(block)
         block.pool.add(block)
-
-    def has_free(self, size_bytes: int, stream: int = 0) -> bool:
-        """Whether a request would be served by a free block."""
-        size = self.settings.rounded(size_bytes)
-        pool = self.small if size <= LARGEST_SMALL else self.large
-        block = self._free_block(pool, size, stream)
-        if block is not None:
-            pool.add(block)
-        return block is not None
 
     def reset_peaks(self) -> None:
         """The peaks begin again from what is held now."""
@@ -179,12 +166,9 @@ class CachingAllocator:
         return Block(pool, stream, address, asked, self._next_rank())
 
     def _collect(self) -> None:
-        """Above the threshold: gives back whole free segments of the large pool, those longest unused first, until the
-        process is below it (`garbage_collect_cached_blocks`).
-
-        A block's age is the number of searches in its pool since it became free. All blocks of at least the average
-        age go at once, then again of those left.
-        """
+        """Above the threshold: gives back whole free segments of the large pool, until the process is below it
+        (`garbage_collect_cached_blocks`): all blocks of at least the average age, counted in searches since they
+        became free, then again of those left."""
         if self.allowed_bytes is None:
             return
         threshold = int(self.settings.garbage_collection_threshold * self.allowed_bytes)
@@ -227,8 +211,8 @@ class CachingAllocator:
     # Expandable segments: ranges of addresses of which single pages get memory, and give it back.
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A block at the lowest address where free and unmapped blocks in a row are enough, with memory put behind
-        the unmapped ones (`try_allocate_expandable_block`)."""
+        """A block at the lowest address where free and unmapped blocks in a row are enough, mapped
+        (`try_allocate_expandable_block`)."""
         block = self._room(pool, size, stream)
         if not block.mapped and not self.map_pages(block, min(block.size, size)):
             return None
@@ -343,7 +327,6 @@ class CachingAllocator:
         return self._next_rank() if self._order == "block" else block.rank
 
     def _given(self, size: int) -> None:
-        self.device_allocations += 1
         self.reserved += size
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved

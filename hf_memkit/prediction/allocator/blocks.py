@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, insort
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 AddressOrder = Literal["ascending", "descending", "shuffled"]
 
@@ -21,35 +21,14 @@ def address_range(gpu_bytes: int) -> int:
     return gpu_bytes + gpu_bytes // 8
 
 
-class Device(Protocol):
-    """Where the allocator gets its memory: `cudaMalloc` and `cuMemCreate` with their opposites."""
-
-    def segment(self, size_bytes: int) -> int | None:
-        """The address of new memory of this size; None: there is not enough."""
-        ...
-
-    def reserve_addresses(self) -> tuple[int, int]:
-        """The first address and the size of a range for an expandable segment, with no memory behind it yet."""
-        ...
-
-    def map_pages(self, address: int, size_bytes: int) -> bool:
-        """Whether there was memory for these pages of such a range."""
-        ...
-
-    def give_back(self, size_bytes: int) -> None:
-        """A segment, or pages, that the allocator returns."""
-        ...
-
-
 class DeviceMemory:
-    """A device with so many bytes for the allocator.
+    """Where the allocator gets its memory: `cudaMalloc` and `cuMemCreate` with their opposites.
 
     Args:
         size_bytes: what the allocator can get; None: no limit.
-        total_bytes: what the GPU has in all: it decides how many addresses an expandable segment has, and by that,
-            at times, which free block is the best; None: more than can be used.
-        order: how the addresses of segments follow one another, which the driver decides and which nobody documents;
-            it matters to an allocator that goes by addresses.
+        total_bytes: what the GPU has in all, which decides how many addresses an expandable segment has; None: more
+            than can be used.
+        order: how the addresses of segments follow one another, which the driver decides and nobody documents.
         seed: for `shuffled`.
 
     Attributes:
@@ -75,12 +54,15 @@ class DeviceMemory:
         self._random = random.Random(seed)
 
     def segment(self, size_bytes: int) -> int | None:
+        """The address of new memory of this size; None: there is not enough."""
         return self._next_address() if self._take(size_bytes) else None
 
     def reserve_addresses(self) -> tuple[int, int]:
+        """The first address and the size of a range for an expandable segment, with no memory behind it yet."""
         return self._next_address(), self._range
 
     def map_pages(self, address: int, size_bytes: int) -> bool:
+        """Whether there was memory for these pages of such a range."""
         return self._take(size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
@@ -122,38 +104,25 @@ class ExpandableSegment:
     page_bytes: int
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """A stretch of a segment: in use, free (cached), or addresses without memory (`mapped` is False).
 
     `rank` comes before the address where free blocks of equal size are put in order (`FreeOrder`).
     """
 
-    __slots__ = (
-        "address", "allocated", "born", "expandable", "mapped", "next", "pool", "previous", "rank",
-        "requested", "size", "stream",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        pool: Pool,
-        stream: int,
-        address: int,
-        size: int,
-        rank: int,
-        expandable: ExpandableSegment | None = None,
-    ) -> None:
-        self.pool = pool
-        self.stream = stream
-        self.address = address
-        self.size = size
-        self.rank = rank
-        self.requested = 0
-        self.allocated = False
-        self.mapped = True
-        self.expandable = expandable
-        self.previous: Block | None = None
-        self.next: Block | None = None
-        self.born = 0  # the pool's count of searches when it became free
+    pool: Pool
+    stream: int
+    address: int
+    size: int
+    rank: int
+    expandable: ExpandableSegment | None = None
+    requested: int = 0
+    allocated: bool = False
+    mapped: bool = True
+    previous: Block | None = None
+    next: Block | None = None
+    born: int = 0  # the pool's count of searches when it became free
 
     @property
     def is_split(self) -> bool:
@@ -167,6 +136,7 @@ class Block:
             after.previous = self
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """Free blocks in the order in which the allocator looks at them: by stream, size, rank and address.
 
@@ -176,13 +146,10 @@ class Pool:
         searches: how often a free block was looked for, which is the clock of garbage collection.
     """
 
-    __slots__ = ("free", "is_small", "searches", "unmapped")
-
-    def __init__(self, *, is_small: bool) -> None:
-        self.is_small = is_small
-        self.free: list[tuple[int, int, int, int, Block]] = []
-        self.unmapped: list[tuple[int, int, Block]] = []
-        self.searches = 0
+    is_small: bool
+    free: list[tuple[int, int, int, int, Block]] = field(default_factory=list)
+    unmapped: list[tuple[int, int, Block]] = field(default_factory=list)
+    searches: int = 0
 
     def add(self, block: Block) -> None:
         block.born = self.searches

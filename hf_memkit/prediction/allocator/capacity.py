@@ -36,23 +36,19 @@ def smallest_cap(
     gpu_bytes: int | None = None,
     without_cap: Replay | None = None,
 ) -> int:
-    """The least memory for the allocator, in bytes, with which the trace completes, to within `CAP_STEP`.
+    """The least memory for the allocator, in bytes, from which on the trace completes, to within `CAP_STEP`; slowly at
+    that cap: a run waits for the device whenever the allocator gives back.
 
-    A cap of what it reserves without one changes nothing, so that every cap from there on completes. Below, the
-    allocator gives back what it has cached and tries again, and more memory does not always help: with another cap it
-    takes and splits other blocks. The answer is the cap from which on all complete, and is found from above: a replay
-    tells down to which cap the device would have granted and refused the same requests (`CapRange`), the next one is
-    of the cap below that, and so on until one fails.
+    A cap of what it reserves without one changes nothing. Below, the allocator gives back what it has cached and tries
+    again, and more memory does not always help: with another cap it takes and splits other blocks. So the answer is
+    found from above: a replay tells down to which cap the same requests would have been granted and refused
+    (`CapRange`), the next one is of the cap below that, and so on until one fails.
 
-    Where that takes more than `_WALK` replays (`max_split_size_mb` makes many small differences), bisection finds a
-    cap that completes with the next below failing; then larger ones are tried (each of the next eight, two more, and
-    six spread evenly up to where the walk ended), and where one fails, the search goes on above that. Not all larger
-    caps were tried then. The same where `settings.memory_fraction` is below 1: then it is torch that sets the limit,
-    and garbage collection begins at its threshold of that.
+    Where that takes more than `_WALK` replays (`max_split_size_mb` makes many small differences), or
+    `settings.memory_fraction` is below 1, bisection finds a cap that completes with the next below failing; then some
+    larger ones are tried (`_above`), and where one fails, the search goes on above that.
 
     `gpu_bytes` is what the GPU has in all, as for `replay`; `without_cap` is that replay, if there is one already.
-
-    A run at this cap waits for the device whenever the allocator gives back: it completes, slowly.
     """
     settings = settings or AllocatorSettings()
     free = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
@@ -74,7 +70,7 @@ def smallest_cap(
         if not outcome.completes:
             return top * CAP_STEP
         top = max(least, -(-outcome.from_bytes // CAP_STEP))
-    return _bisected(lambda steps: started.completes(steps * CAP_STEP), least, top) * CAP_STEP
+    return _bisected(lambda steps: started.outcome(steps * CAP_STEP).completes, least, top) * CAP_STEP
 
 
 def _bisected(holds: Callable[[int], bool], least: int, top: int) -> int:
@@ -111,11 +107,11 @@ def reserved_interval(
 ) -> tuple[int, int]:
     """`(low, high)`: between what will `torch.cuda.max_memory_reserved()` lie?
 
-    low: the smallest cap that completes (`smallest_cap_bytes`, if it is known already). On a GPU of that size the run
-    holds no more.
-    high: the most that any of several replays holds where memory has no end: of the trace as it is, and of `replays`
-    traces that differ from it as a real run does. Reserved bytes hang on small things: half a percent less of
-    requested bytes has been seen to move them by 8 % (a mask that was not made, GPT-2, batch 4 × 512). What differs:
+    low: the smallest cap that completes (`smallest_cap_bytes`, if it is known already).
+    high: the most that any of several replays holds where memory has no end: of the trace as it is (`without_cap`, if
+    it is known already), and of `replays` traces that differ from it as a real run does. Reserved bytes hang on small
+    things: half a percent less of requested bytes has been seen to move them by 8 % (a mask that was not made, GPT-2,
+    batch 4 × 512). What differs:
 
     * the order in which one operation makes its results and temporaries, which a kernel for the GPU decides;
     * what a trace does not see: a few small tensors that stay (scalars, random states, counters), and scratch memory
@@ -124,11 +120,7 @@ def reserved_interval(
     * which of two free blocks of equal size serves: versions of torch differ (`FreeOrder`), and in the older ones
       the addresses decide, which come from the driver.
 
-    The order of frees in a row is not among them: free neighbours merge, and the outcome is the same.
-
-    The seeds are fixed: the same trace gives the same interval. It is a range of replays, not a bound on what can
-    happen. A replay without a cap (`without_cap`, if it is known already) may hold less than the cap that was found
-    for the trace itself; then that is low.
+    The seeds are fixed. It is a range of replays, not a bound; one may hold less than the cap that was found.
     """
     without_cap = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
     seen = [without_cap.peak_reserved_bytes]
@@ -143,8 +135,8 @@ def reserved_interval(
 
 
 def perturbed(trace: Trace, seed: int) -> Trace:
-    """Another trace of the same job, with the differences that `reserved_interval` lists. Marks stay where they are
-    in the course of events; every storage keeps its number, size, category and what made it."""
+    """Another trace of the same job, with the differences that `reserved_interval` lists. Every storage keeps its
+    number, size, category and what made it."""
     source = random.Random(seed)
     early = _workspaces(trace) if seed % 2 else set()
     result = trace.without_events()
@@ -155,7 +147,11 @@ def perturbed(trace: Trace, seed: int) -> Trace:
         source.shuffle(group)
         result.events.extend(group)
         if trace.events[start] > 0 and source.randrange(_EXTRAS_IN) == 0:
-            _add_extra(result, source)
+            # What the trace did not see: a small storage that stays, or scratch memory that is freed at once.
+            stays = source.random() < _STAYING
+            size_bytes = ROUND_BYTES if stays else int(ROUND_BYTES * 2 ** source.uniform(0, _SCRATCH_DOUBLINGS))
+            number = result.add(size_bytes, CATEGORIES.index("other"))
+            result.events.extend([number] if stays else [number, -number])
         begins[end] = len(result.events)
     result.marks = [(begins[min(end, len(trace.events))], phase) for end, phase in trace.marks]
     return result
@@ -170,19 +166,16 @@ def _above(steps: int, top: int) -> list[int]:
 def _groups(trace: Trace) -> Iterator[tuple[int, int]]:
     """`(start, end)` of each row of allocations by one operation of one module, within one phase; frees one by one."""
     events, marks = trace.events, {end for end, _ in trace.marks}
+    makers = list(zip(trace.operation_of, trace.module_of, strict=True))
     start = 0
     while start < len(events):
         end = start + 1
         if events[start] > 0:
-            maker = _maker(trace, events[start])
-            while end < len(events) and events[end] > 0 and end not in marks and _maker(trace, events[end]) == maker:
+            maker = makers[events[start] - 1]
+            while end < len(events) and events[end] > 0 and end not in marks and makers[events[end] - 1] == maker:
                 end += 1
         yield start, end
         start = end
-
-
-def _maker(trace: Trace, number: int) -> tuple[int, int]:
-    return trace.operation_of[number - 1], trace.module_of[number - 1]
 
 
 def _workspaces(trace: Trace) -> set[int]:
@@ -193,11 +186,3 @@ def _workspaces(trace: Trace) -> set[int]:
         for event in trace.events
         if event > 0 and trace.category_of[event - 1] == _BUFFERS and event not in freed
     }
-
-
-def _add_extra(trace: Trace, source: random.Random) -> None:
-    """A storage that the trace did not see: a small one that stays, or scratch memory that is freed at once."""
-    stays = source.random() < _STAYING
-    size_bytes = ROUND_BYTES if stays else int(ROUND_BYTES * 2 ** source.uniform(0, _SCRATCH_DOUBLINGS))
-    number = trace.add(size_bytes, CATEGORIES.index("other"))
-    trace.events.extend([number] if stays else [number, -number])

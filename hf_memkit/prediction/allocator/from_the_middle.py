@@ -1,9 +1,4 @@
-"""A copy of an allocator in the middle of a trace, so that what comes before is replayed once for many GPUs.
-
-```
-trace ──> Started: the state just before more than some bytes are reserved ──> does it complete with this cap?
-```
-"""
+"""A copy of an allocator in the middle of a trace, so that what comes before is replayed once for many GPUs."""
 
 from __future__ import annotations
 
@@ -28,10 +23,8 @@ class CapRange(NamedTuple):
 
 
 class Started:
-    """A trace, replayed up to where it first reserves more than `reserved_bytes`.
-
-    Until then a GPU that has at least so much refuses nothing, and the allocator does the same on all of them.
-    """
+    """A trace, replayed up to where it first reserves more than `reserved_bytes`: until then a GPU that has at least
+    so much refuses nothing, and the allocator does the same on all of them."""
 
     def __init__(
         self, trace: Trace, settings: AllocatorSettings, reserved_bytes: int, *, gpu_bytes: int | None
@@ -42,7 +35,7 @@ class Started:
         self._known: list[CapRange] = []
 
     def _run(self, stop: int, most_reserved: int | None) -> int:
-        """Replays the events before `stop`. The first one that reserves more than `most_reserved`, or `stop`."""
+        """The first event before `stop` that reserves more than `most_reserved`, or `stop`."""
         self._blocks: dict[int, Block] = {}
         self._allocator = CachingAllocator(self._settings, DeviceMemory(total_bytes=self._gpu_bytes))
         for index in range(stop):
@@ -50,11 +43,6 @@ class Started:
             if most_reserved is not None and self._allocator.reserved > most_reserved:
                 return index
         return stop
-
-    def completes(self, cap_bytes: int) -> bool:
-        """Whether the whole trace completes where the GPU has `cap_bytes` for the allocator, at least those of the
-        start."""
-        return self.outcome(cap_bytes).completes
 
     def outcome(self, cap_bytes: int) -> CapRange:
         """What comes of a GPU that has `cap_bytes` for the allocator, and of which others the same."""
@@ -91,9 +79,7 @@ def _copied(
     allocator: CachingAllocator, device: DeviceMemory, blocks: dict[int, Block]
 ) -> tuple[CachingAllocator, dict[int, Block]]:
     """The same state on another device, of which new segments get the addresses that they would have had."""
-    old_device = allocator.device
-    assert isinstance(old_device, DeviceMemory)
-    device.count_from(old_device)
+    device.count_from(allocator.device)
     result = copy.copy(allocator)
     result.device = device
     result.small, result.large = Pool(is_small=True), Pool(is_small=False)

@@ -1,24 +1,16 @@
-"""A trace through the caching allocator: the peaks, phase by phase, and where it runs out.
-
-```
-Trace ──> CachingAllocator(settings, GPU) ──> Replay
-```
-"""
+"""A trace through the caching allocator: the peaks, phase by phase, and where it runs out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from hf_memkit.catalog.library_versions import FreeOrder
 from hf_memkit.common.terms import PHASES, Phase
 from hf_memkit.prediction.allocator.allocator import CachingAllocator, OutOfDeviceMemory
-from hf_memkit.prediction.allocator.blocks import Block, Device, DeviceMemory
+from hf_memkit.prediction.allocator.blocks import Block, DeviceMemory
 from hf_memkit.prediction.allocator.settings import AllocatorSettings
 from hf_memkit.prediction.trace.trace import Trace
-
-_NOTHING: Final[Collection[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +18,11 @@ class Replay:
     """What the allocator did with a trace.
 
     Attributes:
-        peak_allocated_bytes: most bytes in blocks in use: what `torch.cuda.max_memory_allocated()` shows.
-        peak_requested_bytes: most bytes asked for at once, before any rounding.
-        peak_reserved_bytes: most bytes held of the device: `torch.cuda.max_memory_reserved()`.
+        peak_allocated_bytes, peak_reserved_bytes: what `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`
+            show; peak_requested_bytes: most bytes asked for at once, before any rounding.
         allocated_by_phase, reserved_by_phase: the same in each phase that occurred, in the order of `PHASES`; what is
             held when a phase begins counts.
         retries: how often everything cached had to go back first (`num_alloc_retries`); each costs time.
-        device_allocations: how often the device was asked successfully (`num_device_alloc`).
         failed_at: index of the event that got no memory, where the replay ended; None: it completed.
     """
 
@@ -42,7 +32,6 @@ class Replay:
     allocated_by_phase: dict[Phase, int]
     reserved_by_phase: dict[Phase, int]
     retries: int
-    device_allocations: int
     failed_at: int | None
 
     @property
@@ -57,8 +46,8 @@ def replay(
     *,
     gpu_bytes: int | None = None,
     allowed_bytes: int | None = None,
-    device: Device | None = None,
-    releases: Collection[int] = _NOTHING,
+    device: DeviceMemory | None = None,
+    releases: Collection[int] = (),
     streams: Sequence[int] | None = None,
     order: FreeOrder = "segment",
 ) -> Replay:
@@ -68,8 +57,7 @@ def replay(
         trace: the storages. One without bytes takes no block.
         settings: the allocator's options; None: torch's defaults.
         cap_bytes: what the GPU has for the allocator; None: as much as it wants.
-        gpu_bytes: what the GPU has in all; with expandable segments it matters a little (`DeviceMemory`). None:
-            unknown.
+        gpu_bytes: what the GPU has in all, which matters a little with expandable segments; None: unknown.
         allowed_bytes: what torch lets the process take (`AllocatorSettings.memory_fraction`); None: no limit.
         device: instead of a GPU with these.
         releases: indexes of events before which everything cached goes back, as `torch.cuda.empty_cache()` does.
@@ -81,7 +69,7 @@ def replay(
     )
     malloc, free, sizes, events = allocator.malloc, allocator.free, trace.sizes_bytes, trace.events
     blocks: dict[int, Block] = {}
-    peak_allocated = peak_requested = peak_reserved = 0
+    peak_requested = 0
     allocated: dict[Phase, int] = {}
     reserved: dict[Phase, int] = {}
     failed_at: int | None = None
@@ -101,21 +89,18 @@ def replay(
                     blocks[number] = malloc(sizes[number - 1], streams[number - 1] if streams else 0)
         except OutOfDeviceMemory:
             failed_at = index
-        peak_allocated = max(peak_allocated, allocator.peak_allocated)
         peak_requested = max(peak_requested, allocator.peak_requested)
-        peak_reserved = max(peak_reserved, allocator.peak_reserved)
         allocated[phase] = max(allocated.get(phase, 0), allocator.peak_allocated)
         reserved[phase] = max(reserved.get(phase, 0), allocator.peak_reserved)
         if failed_at is not None:
             break
     return Replay(
-        peak_allocated_bytes=peak_allocated,
+        peak_allocated_bytes=max(allocated.values(), default=0),
         peak_requested_bytes=peak_requested,
-        peak_reserved_bytes=peak_reserved,
+        peak_reserved_bytes=max(reserved.values(), default=0),
         allocated_by_phase={phase: allocated[phase] for phase in PHASES if phase in allocated},
         reserved_by_phase={phase: reserved[phase] for phase in PHASES if phase in reserved},
         retries=allocator.retries,
-        device_allocations=allocator.device_allocations,
         failed_at=failed_at,
     )
 

@@ -60,7 +60,7 @@ class AllocatorSettings:
         """The block that a request of `size_bytes` asks for (`round_size`)."""
         if size_bytes < LEAST_BLOCK:
             return LEAST_BLOCK
-        divisions = self.roundup_divisions[_interval(size_bytes)]
+        divisions = self.roundup_divisions[min(max(size_bytes.bit_length() - 1 - 20, 0), INTERVALS - 1)]
         if divisions > 1 and size_bytes > LEAST_BLOCK * divisions:
             step = (1 << (size_bytes.bit_length() - 1)) // divisions
             return -(-size_bytes // step) * step
@@ -85,17 +85,15 @@ def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
     problems = [f"{name}: {why}" for name, why, _ in refused_by_torch(text)]
     named = {problem.partition(":")[0] for problem in problems}
     values = _Values({name: value for name, value in chosen.items() if name not in named}, problems)
-    large = values.mebibytes("large_segment_size_mb", 20, least=11)
+    large = values.mebibytes("large_segment_size_mb", 20, least=11) or 0
     settings = AllocatorSettings(
         expandable_segments=values.text("expandable_segments") == "True",
-        max_split_bytes=values.mebibytes("max_split_size_mb", None, least=(large or 0) // MIB),
-        max_non_split_rounding_bytes=values.mebibytes(
-            "max_non_split_rounding_mb", (large or 0) // MIB, least=(large or 0) // MIB
-        )
+        max_split_bytes=values.mebibytes("max_split_size_mb", None, least=large // MIB),
+        max_non_split_rounding_bytes=values.mebibytes("max_non_split_rounding_mb", large // MIB, least=large // MIB)
         or 0,
         garbage_collection_threshold=values.share("garbage_collection_threshold", 0.0, below=1.0),
         roundup_divisions=values.divisions("roundup_power2_divisions"),
-        large_segment_bytes=large or 0,
+        large_segment_bytes=large,
         memory_fraction=values.share("per_process_memory_fraction", 1.0),
     )
     if values.text("backend", "native") != "native":
@@ -105,11 +103,6 @@ def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
     if problems:
         raise InputError(f"{VARIABLE}={text}: " + "; ".join(problems))
     return settings, tuple(_notes(settings, chosen))
-
-
-def _interval(size_bytes: int) -> int:
-    """Which value of `roundup_power2_divisions` holds for a size (`AcceleratorAllocatorConfig`, same name)."""
-    return min(max(size_bytes.bit_length() - 1 - 20, 0), INTERVALS - 1)
 
 
 _MODELLED: Final = (
@@ -150,12 +143,11 @@ class _Values:
     def mebibytes(self, name: str, default: int | None, *, least: int) -> int | None:
         """A whole number of MiB, in bytes. torch also takes `12.5` and `0x40`, and reads them as 12 and 0."""
         value = self.chosen.get(name)
-        if value is None:
-            return None if default is None else default * MIB
-        if not value.isdecimal() or int(value) < least:
+        if value is not None and value.isdecimal() and int(value) >= least:
+            return int(value) * MIB
+        if value is not None:
             self.problems.append(f"{name}:{value}: write a whole number of MiB, at least {least}")
-            return None if default is None else default * MIB
-        return int(value) * MIB
+        return None if default is None else default * MIB
 
     def share(self, name: str, default: float, *, below: float | None = None) -> float:
         value = self.chosen.get(name)
@@ -181,7 +173,11 @@ class _Values:
             self.problems.append(f"{name}:{value}: write a power of two, such as 4")
             return nothing
         pairs = [part.partition(":") for part in value.strip("[]").split(",") if part]
-        if not value.endswith("]") or not all(_is_pair(start, count) for start, _, count in pairs):
+        powers = (
+            (start == ">" or _power_of_two(start)) and (count == "0" or _power_of_two(count))
+            for start, _, count in pairs
+        )
+        if not value.endswith("]") or not all(powers):
             self.problems.append(f"{name}:{value}: write powers of two, such as [256:1,512:2,>:4]")
             return nothing
         return _by_interval([(start, int(count)) for start, _, count in pairs])
@@ -191,8 +187,7 @@ def _by_interval(pairs: list[tuple[str, int]]) -> tuple[int, ...]:
     """One value an interval. torch fills those below the first boundary with its value, and leaves gaps at 0; `>`
     fills those after the boundary before it."""
     table = [0] * INTERVALS
-    last = 0
-    first = True
+    last, first = 0, True
     for start, count in pairs:
         if start == ">":
             table[last + 1 :] = [count] * (INTERVALS - last - 1)
@@ -204,10 +199,6 @@ def _by_interval(pairs: list[tuple[str, int]]) -> tuple[int, ...]:
         table[index] = count
         last = index
     return tuple(table)
-
-
-def _is_pair(start: str, count: str) -> bool:
-    return (start == ">" or _power_of_two(start)) and (count == "0" or _power_of_two(count))
 
 
 def _power_of_two(text: str) -> bool:

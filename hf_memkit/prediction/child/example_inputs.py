@@ -1,12 +1,9 @@
-"""Examples of what a model is trained on: the right names, shapes and types; the values mean nothing.
-
-Text has the length that was asked for. Images, videos and sound have the size that the model's config gives; a wave,
-which no config bounds, is ten seconds long.
+"""Examples of what a model is trained on: the right names, shapes and types; the values mean nothing. Text has the
+length that was asked for, images, videos and sound the size that the model's config gives.
 
 Whether a batch is padded decides what attention does: a mask that leaves out nothing is dropped, and one that does is
-made whole, (batch, 1, tokens, tokens), and rules out torch's flash kernel. `pads` says which batches are. In a padded
-batch the first row is as long as was asked for, and the others are one token shorter: as much work as there can be,
-and a mask. A batch of one row needs no padding.
+made whole, (batch, 1, tokens, tokens), and rules out torch's flash kernel. In a padded batch the first row is as long
+as was asked for, and the others are one token shorter: as much work as there can be, and a mask.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ Values = dict[str, Any]
 
 
 class Rows:
-    """A dataset of `count` copies of one example; in batches of `batch_size`, all but the first of a batch are
-    `shorter`, if there is such a one."""
+    """A dataset of `count` copies of one example; all but the first of each `batch_size` are `shorter`, if there is
+    one."""
 
     def __init__(self, row: Values, count: int, shorter: Values | None = None, batch_size: int = 1) -> None:
         self._row, self._count, self._shorter, self._batch_size = row, count, shorter, batch_size
@@ -58,31 +55,15 @@ class Rows:
     def __getitem__(self, index: int) -> Values:
         if not 0 <= index < self._count:
             raise IndexError(index)
-        first = self._shorter is None or index % self._batch_size == 0
-        return dict(self._row if first or self._shorter is None else self._shorter)
-
-
-class Behind:
-    """Two data sets, one behind the other."""
-
-    def __init__(self, one: Rows, other: Rows | Behind) -> None:
-        self._one, self._other = one, other
-
-    def __len__(self) -> int:
-        return len(self._one) + len(self._other)
-
-    def __getitem__(self, index: int) -> Values:
-        begin = len(self._one)
-        return self._one[index] if index < begin else self._other[index - begin]
+        return dict(self._row if self._shorter is None or index % self._batch_size == 0 else self._shorter)
 
 
 def pads(setup: Setup, model: Any) -> bool:
     """Whether the texts of a batch are taken for unequally long.
 
     They are not where they are packed, and in language models that continue a text: those are mostly trained on blocks
-    that are cut from one long text, as transformers' `run_clm` and memkit's recipes do. They are with a collator that
-    pads, where samples are grouped by length, and for all other models: classifiers and models of two texts take
-    samples as they are, and with padding they need more memory than without.
+    of one long text, as transformers' `run_clm` and memkit's recipes do. They are with a collator that pads, where
+    samples are grouped by length, and for all other models, which take samples as they are.
     """
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         return False
@@ -113,10 +94,9 @@ def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
     """One example for a transformers model, as nested lists.
 
     Args:
-        model: an instance of the class that is trained, such as `BertForSequenceClassification`, or PEFT's wrapper.
+        model: an instance of the class that is trained, or PEFT's wrapper.
         length: tokens of text; of the labels' text where the input is none.
-        with_mask: whether a text comes with its attention mask, of ones. A causal model is often given packed blocks
-            without one; all others get it.
+        with_mask: whether a causal model's text comes with an attention mask, of ones; all others get it.
 
     Raises:
         InputError: the model takes something that memkit has no example of, or computes no loss.

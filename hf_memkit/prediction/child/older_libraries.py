@@ -1,7 +1,6 @@
 """How libraries of earlier versions do what memkit watches or replaces. Here only: the rest of the child process
-speaks of today's transformers and torch.
-
-Each difference is told by what the library has, not by its version; the versions say when it came.
+speaks of today's transformers and torch. Each difference is told by what the library has; the versions say when it
+came.
 
 | what | transformers | |
 |---|---|---|
@@ -39,16 +38,10 @@ FLASH_QUESTIONS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatc
 
 
 class HowLoaded(NamedTuple):
-    """How `from_pretrained` loads a model.
-
-    Attributes:
-        device_map: as it is given; None: without.
-        quantizer: transformers'; None: without.
-        kept: a parameter's name → the dtype that it keeps whatever the model is loaded in, such as norms in fp32; or
-            None.
-        ignores_sizes: whether parameters of other sizes than the checkpoint's are made anew.
-        mapping: what renames and converts the checkpoint's names; None: this version renames them elsewhere.
-    """
+    """How `from_pretrained` loads a model: device map and quantizer, if given; the dtype that a parameter keeps by its
+    name whatever the model is loaded in, such as norms in fp32; whether parameters of other sizes than the
+    checkpoint's are made anew; and what renames and converts the checkpoint's names (None: this version does it
+    elsewhere)."""
 
     device_map: Any
     quantizer: Any
@@ -89,12 +82,8 @@ def _by_name(dtypes: Mapping[str, torch.dtype]) -> Callable[[str], torch.dtype |
 
 
 def what_loading_gives(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any:
-    """What `_load_pretrained_model` gives where nothing is missing. `mismatched`: (name, the checkpoint's shape, the
-    model's), for which transformers then raises.
-
-    Raises:
-        RuntimeError: sizes differ, and this version raises it while it loads.
-    """
+    """What `_load_pretrained_model` gives where nothing is missing. For `mismatched`, (name, the checkpoint's shape,
+    the model's), transformers then raises; 4.57 does here."""
     from transformers import modeling_utils
 
     try:
@@ -144,8 +133,7 @@ def no_init_weights() -> contextlib.AbstractContextManager[None]:
 
 def parameters_on_meta() -> None:
     """Where models are made under accelerate's `init_empty_weights`: it copies the attributes of a parameter, which
-    those of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`). The layers
-    of bitsandbytes, whose parameters are classes of their own, are made there at once."""
+    those of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
     from transformers import modeling_utils
 
     def watch(module: Any) -> None:

@@ -1,8 +1,5 @@
-"""Makes the import of transformers.Trainer quicker, in the child process only: a user waits for it.
-
-What is replaced is put back afterwards, but for libraries that are imported late. Nothing that a training computes
-hangs on any of it.
-"""
+"""Makes the import of transformers.Trainer quicker, in the child process only: a user waits for it. What is replaced
+is put back afterwards, but for libraries that are imported late."""
 
 from __future__ import annotations
 
@@ -19,15 +16,11 @@ from typing import Any, Final
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Within it,
-
-    * no garbage is collected: modules make little, and to look for it takes a tenth of the time; afterwards the
-      collector leaves alone what there is, so that a process that is forked does not copy its pages;
-    * caches have no limit: transformers reads the files of its 450 models twice, because its cache holds 128 folders
-      (transformers 5.23: utils/import_utils.py, `create_import_structure_from_path`);
-    * custom operations do not remember the line that registers them, for which torch looks through all modules
-      (torch 2.13: _library/utils.py, `get_source`).
-    """
+    """Within it no garbage is collected, and afterwards the collector leaves alone what there is, so that a process
+    that is forked does not copy its pages; caches have no limit, because transformers' holds 128 folders and it has
+    450 models (transformers 5.23: utils/import_utils.py, `create_import_structure_from_path`); and custom operations
+    do not remember the line that registers them, for which torch looks through all modules (torch 2.13:
+    _library/utils.py, `get_source`)."""
     import torch._library.utils as library
 
     cache, source, collects = functools.lru_cache, library.get_source, gc.isenabled()
@@ -62,10 +55,8 @@ class _Late(ModuleType):
 
 
 def import_late(name: str) -> None:
-    """Puts off the import of a library that is installed, until something of it is asked for.
-
-    `importlib.util.find_spec`, by which libraries see whether others are there, finds it as before.
-    """
+    """Puts off the import of a library that is installed, until something of it is asked for;
+    `importlib.util.find_spec` finds it as before."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
@@ -85,10 +76,7 @@ _WORTH_KEEPING: Final = ("transformers.", "torch.", "torchao", "peft.")
 
 
 def load_again(names: Iterable[str]) -> None:
-    """Imports what a forked case has imported, for the cases after it: the model's own module, an optimizer's.
-
-    What cannot be imported here is left to the cases.
-    """
+    """Imports what a forked case has imported, for the cases after it, if it can be imported here."""
     wanted = [name for name in names if name.startswith(_WORTH_KEEPING) and name not in sys.modules]
     with contextlib.suppress(Exception):  # made once in a process, of a thousand patterns, when a model is saved
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping

@@ -2,11 +2,10 @@
 
 A line of JSON comes in, a `Case`; a line goes out when the case is over, `{"why": …}`: how its process died, null if
 it did not. What it came to stands in the file that the case names. Files come through the socket whose number is the
-argument. A case may change its process as it likes, and die in it: the next one starts from the same loaded libraries.
+argument. A case may change its process as it likes, and die in it.
 
-Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
-with all that it started, and the folders are removed that the other one made for it; so is what a script leaves when
-its case is over.
+When standard input ends, because the one that asks is done or gone, a case that runs is ended, with all that it
+started, and the folders are removed that the other one made for it; so is what a script leaves when its case is over.
 
     python -m hf_memkit.prediction.child.serve SOCKET
 """
@@ -56,7 +55,10 @@ def serve() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # nothing is computed
     with _ended_with_input():
         shim = _load()
-    shim = shim or _tried()
+    if shim is None:  # a backward pass loads much of what is loaded anyway
+        from hf_memkit.prediction.child.gpu.cuda_device_guard import self_test
+
+        shim = _forked(self_test, 60)
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
         case = wire.read(Case, line)
@@ -118,13 +120,6 @@ def _load() -> str | None:
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
     return None
-
-
-def _tried() -> str | None:
-    """Why fake CUDA tensors fail, or None if they do not. Now: a backward pass loads much of what is loaded anyway."""
-    from hf_memkit.prediction.child.gpu.cuda_device_guard import self_test
-
-    return _forked(self_test, 60)
 
 
 def _supervised(case: Case, files: list[int], answers: int) -> tuple[str | None, list[str]]:
@@ -239,23 +234,19 @@ def _forked(
 def _end_what_is_left() -> None:
     """Ends all processes below this one: orphans of a case are this one's children."""
     until = time.monotonic() + 5
-    while time.monotonic() < until and (left := _running()):
-        for each in left:
+    left = True
+    while left and time.monotonic() < until:
+        left = False
+        for each in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        time.sleep(0.01)
+                if each.status() != psutil.STATUS_ZOMBIE:
+                    left = True
+                    each.kill()
+        if left:
+            time.sleep(0.01)
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _running() -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each)
-    return found
 
 
 def _leave(function: Any) -> NoReturn:

@@ -15,6 +15,9 @@ from typing import Final
 MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 """The folder of this package."""
 
+PYTHON: Final = str(Path(os.__file__).parent)
+"""The folder of Python's own library."""
+
 _LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
 _PACKAGES: Final = ("torch", "transformers", "accelerate", "peft", "trl")
 """Libraries wherever they are: in a checkout (`pip install -e`), or a folder of their own (`pip install --target`)."""
@@ -42,8 +45,8 @@ def line_of(found: types.TracebackType | None) -> str:
 
 def is_library(file: str) -> bool:
     """Whether a file of code belongs to an installed library, and not to the user."""
-    known = file.startswith(("<", *_package_folders())) or MEMKIT in file or any(part in file for part in _LIBRARIES)
-    return known or _is_installed(str(Path(file).parent))
+    known = file.startswith(("<", PYTHON, *_package_folders())) or MEMKIT in file
+    return known or any(part in file for part in _LIBRARIES) or _is_installed(str(Path(file).parent))
 
 
 @cache

@@ -4,9 +4,8 @@
 seconds = max(FLOPs / rate of the type, bytes / bandwidth) + kernels × 2 µs
 ```
 
-Products are cut into tiles, one a multiprocessor; what does not fill the last tile or the last round of tiles is lost
-(`_rounds`). Nothing here was fitted to the trainings that it is judged with (benchmarks/plan_speed.py), but for what
-says so.
+Products are cut into tiles, one a multiprocessor; what does not fill the last tile or the last round of tiles is lost.
+Nothing was fitted to the trainings that it is judged with (benchmarks/plan_speed.py), but for what says so.
 """
 
 from __future__ import annotations
@@ -207,7 +206,8 @@ class OperationSeconds:
                         at_once = min(tiles * split, self._multiprocessors) * high * wide * element_bytes
                         of_a_tile += _TILE_START_S + at_once / (_L2_TIMES * self._bytes_per_s)
                     added = 2 * 4 * batch * m * n * split / self._bytes_per_s if split > 1 else 0.0
-                    found.append(_rounds(tiles * split, self._multiprocessors) * of_a_tile + added)
+                    rounds = float(-(-tiles * split // self._multiprocessors))
+                    found.append(rounds * of_a_tile + added)
         return found
 
     def _attention(self, operation: Operation) -> float:
@@ -229,8 +229,3 @@ class OperationSeconds:
             share *= _DROPOUT[kernel][backward]
         dense = 1e12 * self._rates.dense_tflops[computes_as(operation.dtype, self._rates)].value
         return flops / (share * dense)
-
-
-def _rounds(tiles: int, multiprocessors: int) -> float:
-    """How often each multiprocessor computes a tile."""
-    return float(-(-tiles // multiprocessors))

@@ -7,14 +7,11 @@ GPU       ███ █████ ██ ████████ ████
 
 In eager mode Python queues one operation after another, and the GPU works them off. Two clocks are followed: the
 host's, which moves on by what queueing costs, and the GPU's, which begins an operation when it is queued and the one
-before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is
-bound by whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
+before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet.
 
-A step of Trainer is its micro-batches and the optimizer. Traced are at most two micro-batches: the first, before which
-there are no gradients, and one like all others.
-
-Not in it: tokenising and decoding of data, evaluations, saves, logging to a server, and on several GPUs what they send
-one another (`hf_memkit/deepspeed/transfer_time.py`).
+Traced are at most two micro-batches: the first, before which there are no gradients, and one like all others. Not in
+it: tokenising and decoding of data, evaluations, saves, logging to a server, and on several GPUs what they send one
+another (`hf_memkit/deepspeed/transfer_time.py`).
 """
 
 from __future__ import annotations
@@ -72,14 +69,14 @@ _UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """
+    """Of one optimizer step, seconds: low, middle, high; and of the middle:
+
     Attributes:
-        seconds: of one optimizer step: low, middle, high.
-        by_phase: the middle by phase; adds up to it.
-        forward_s, backward_s: the middle of one micro-batch, on average.
-        optimizer_s: the middle of clipping, which phase backward has in it, and of the optimizer's step.
-        by_kind: seconds that the GPU computes, by kind of operation.
-        bound_by_launches: share of the middle in which the GPU waits for the host.
+        by_phase: adds up to it.
+        forward_s, backward_s: of one micro-batch, on average.
+        optimizer_s: clipping, which phase backward has in it, and the optimizer's step.
+        by_kind: in which the GPU computes, by kind of operation.
+        bound_by_launches: share in which the GPU waits for the host.
         unknown: names of operations whose time is not known, most calls first.
         rests_on: what was assumed, a sentence each.
     """
@@ -97,14 +94,9 @@ class StepTime:
 
 @dataclass(slots=True)
 class _Part:
-    """A micro-batch, or the optimizer's part of a step: at its end the host waits for the GPU.
-
-    Attributes:
-        number: of the micro-batch among those that were traced; -1: the optimizer.
-        host_s: of the host, before the first call.
-        stretches: phases with their calls, in order.
-        times: how often the part comes.
-    """
+    """A micro-batch, numbered, or the optimizer's part of a step (-1): at its end the host waits for the GPU.
+    `host_s`: of the host, before the first call; `stretches`: phases with their calls; `times`: how often the part
+    comes."""
 
     number: int
     host_s: Range
@@ -140,8 +132,11 @@ def step_time(
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
+    steps = [span] if span else work.steps()
+    if not steps:
+        raise ValueError("no optimizer step was recorded")
     seconds = OperationSeconds(rates, capability)
-    parts = _parts(work, span or _last_step(work), micro_batches)
+    parts = _parts(work, steps[-1], micro_batches)
     if not loader_workers:
         _batches_are_put_together(work, parts)
     durations = [seconds.of(each) for each in work.operations]
@@ -173,18 +168,6 @@ def step_time(
         unknown=tuple(name for name, _ in unknown.most_common()),
         rests_on=tuple(_rests_on([work.operations[call] for call in counts], rates, likely, unknown)),
     )
-
-
-def _queueing_s(operation: Operation, variant: int = 1) -> float:
-    """Seconds of the host to queue one operation: the middle, or (0) the fastest, (2) the slowest that is likely."""
-    return (_ENGINE_S if operation.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (operation.launches - 1)
-
-
-def _last_step(work: Work) -> tuple[int, int]:
-    steps = work.steps()
-    if not steps:
-        raise ValueError("no optimizer step was recorded")
-    return steps[-1]
 
 
 _CLIPS: Final = ("aten._foreach_norm", "aten.linalg_vector_norm")
@@ -243,13 +226,9 @@ def _clipping_comes_once(work: Work, parts: list[_Part]) -> None:
 
 
 class _Clocks:
-    """The host's clock and the GPU's over the parts of a step.
-
-    Args:
-        work, durations: what is computed; seconds on the GPU of each of its operations.
-        variant: 0 the fastest that is likely, 1 the middle, 2 the slowest.
-        host_factor: by how much longer the host takes.
-        hooks_s: of the host in a micro-batch, spread over its operations.
+    """The host's clock and the GPU's over the parts of a step: of a variant (0 the fastest that is likely, 1 the
+    middle, 2 the slowest), from seconds on the GPU of each operation. `hooks_s`: of the host in a micro-batch, spread
+    over its operations.
 
     Attributes:
         by_phase: seconds of the parts so far.
@@ -272,7 +251,10 @@ class _Clocks:
             duration / _RATES[variant] * (_UNKNOWN[variant] if each.kind == "unknown" else 1.0)
             for each, duration in zip(work.operations, durations, strict=True)
         ]
-        self._queueing = [host_factor * _queueing_s(each, variant) for each in work.operations]
+        self._queueing = [
+            host_factor * ((_ENGINE_S if each.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (each.launches - 1))
+            for each in work.operations
+        ]
 
     @property
     def seconds(self) -> float:

@@ -12,15 +12,8 @@ from hf_memkit.prediction.trace.trace import Trace
 @dataclass(frozen=True, slots=True)
 class ExtraAllocation:
     """Memory that is held from the end of loading on, from a later phase on, or in each stretch of some phases.
-
-    Attributes:
-        size_bytes: its size.
-        category: what it holds.
-        term: its name, which stands where a traced storage has its operation.
-        phases: those in which it is held; none: always.
-        since: the phase that makes it, after what is held in that phase only, to stay; None: it is there from the
-            start.
-    """
+    `term`: its name, which stands where a traced storage has its operation; `phases`: those in which it is held; none:
+    always; `since`: the phase that makes it, after what is held in that phase only, to stay."""
 
     size_bytes: int
     category: Category
@@ -30,15 +23,8 @@ class ExtraAllocation:
 
 
 def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
-    """`trace` with the storages of some categories only, and with `added`.
-
-    What is always held is there when loading ends, or from the start where nothing is loaded.
-
-    Args:
-        trace: which stays as it is.
-        added: what is held besides.
-        keep: whether storages of a category are kept.
-    """
+    """`trace` with the storages of the categories to `keep` only, and with what is `added`: what is always held is
+    there when loading ends, or from the start where nothing is loaded."""
     held = [each for each in added if each.size_bytes]
     result = Trace(operations=list(trace.operations), modules=list(trace.modules) or [""])
     kept = [keep(CATEGORIES[number]) for number in trace.category_of]

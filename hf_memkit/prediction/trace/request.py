@@ -85,14 +85,9 @@ class ForkEnded:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the process is given to do, one at a time: a script, or a launcher's command to read.
-
-    Attributes:
-        result: the file that tells what came of it, in a folder of its own.
-        files: how many are sent beside it: none, or a script's standard input and where it writes.
-        script: None: it is a command.
-        command, environment, folder: its words, and where it would be typed.
-    """
+    """What the process is given to do, one at a time: a script, or a launcher's command to read, where it would be
+    typed. `result`: the file that tells what came of it, in a folder of its own; `files`: how many are sent beside it:
+    none, or a script's standard input and where it writes."""
 
     result: str
     files: int = 0
@@ -104,14 +99,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """What a launcher's or a front end's own parser makes of a command (`prediction/child/script/read_launch.py`).
-
-    Attributes:
-        script, gpus, nodes, environment, is_launcher: as of a `Launched`.
-        at: the number of the script's word.
-        command: which a front end starts; empty: it is the command that was read.
-        error: why nothing starts; empty: it does.
-    """
+    """What a launcher's or a front end's own parser makes of a command (`child/script/read_launch.py`); as a
+    `Launched`. `at`: the number of the script's word; `command`: which a front end starts (empty: it is the command
+    that was read); `error`: why nothing starts."""
 
     script: UserScript = field(default_factory=lambda: UserScript(""))
     at: int = 0

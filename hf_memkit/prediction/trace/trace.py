@@ -1,10 +1,5 @@
 """What one training process made and freed on its device, in order: the bridge from the traced Trainer to everything
-that is computed from it.
-
-```
-Trainer on fake tensors ──> Trace ──> replay of the caching allocator ──> peaks, smallest cap
-  (child process)             └─────> live bytes by category, operation and module at the peak
-```
+that is computed from it, the replay of the caching allocator and live bytes by category, operation and module.
 
 A trace is plain data, lists of numbers and tables of names, which passes between processes as JSON (`wire.py`).
 Storages are numbered from 1 in the order in which they were made.
@@ -16,10 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
-from hf_memkit.prediction.trace.work import Work
+from hf_memkit.prediction.trace.work import Work, spans
 
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
@@ -42,11 +37,10 @@ class TracePeak:
     Attributes:
         size_bytes: live bytes, each storage rounded to 512 bytes.
         phase: the phase it fell into.
-        operation: what made the storage of that event, such as `aten._log_softmax.default`.
-        module: the module whose forward (or whose forward's backward) was running, as a dotted name; empty outside.
-        categories: live bytes by category at that moment, which add up to `size_bytes`.
-        modules: the same bytes by the module that made them and category; layers of one kind are one
-            (`model.layers.*.mlp`).
+        operation, module: what made the storage of that event, such as `aten._log_softmax.default`, and the module
+            whose forward (or whose forward's backward) was running; empty outside.
+        categories, modules: the live bytes by category, and by the module that made them and category; layers of one
+            kind are one (`model.layers.*.mlp`).
     """
 
     size_bytes: int
@@ -91,14 +85,9 @@ class Trace:
 
     def without_events(self) -> Trace:
         """Another trace with the same storages, which it neither makes nor frees."""
-        return Trace(
-            sizes_bytes=list(self.sizes_bytes),
-            category_of=list(self.category_of),
-            operation_of=list(self.operation_of),
-            module_of=list(self.module_of),
-            operations=list(self.operations),
-            modules=list(self.modules),
-        )
+        names = ("sizes_bytes", "category_of", "operation_of", "module_of", "operations", "modules")
+        own: dict[str, Any] = {name: list(getattr(self, name)) for name in names}
+        return Trace(**own)
 
     def only(self, *parts: tuple[int, int]) -> Trace:
         """Another trace: the events of these parts alone, each `(first, one past the last)`. What a part frees and
@@ -124,10 +113,7 @@ class Trace:
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """`(first event, one past the last, phase)` of every stretch, in order. One in which nothing is made or
         freed is there too: what is held then is its peak."""
-        start = 0
-        for end, phase in self.marks:
-            yield start, max(start, end), phase
-            start = max(start, end)
+        return spans(self.marks)
 
     def phase_at(self, event: int) -> Phase:
         """The phase of an event; the last phase for what came after the last mark."""

@@ -1,12 +1,10 @@
 """What a traced training computes: each operation that reaches the GPU, with its FLOPs, its bytes and its type, in
-order. From this and a GPU's rates `step_time.py` has a step's time.
-
-A trace of storages says what is alive; this says what is done. It is plain data, beside the storages in a `Trace`.
-"""
+order. From this and a GPU's rates `step_time.py` has a step's time. It is plain data, beside the storages in a
+`Trace`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
@@ -18,6 +16,14 @@ and writes and computes little, copies between host and GPU, and what is done be
 of its own cost yet."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+
+def spans(marks: Iterable[tuple[int, Phase]]) -> Iterator[tuple[int, int, Phase]]:
+    """`(first, one past the last, phase)` of every stretch that ends with a mark, in order."""
+    start = 0
+    for end, phase in marks:
+        yield start, max(start, end), phase
+        start = max(start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,7 @@ class Operation:
         moved_bytes: what it reads and writes of the GPU's memory, each tensor once.
         shape: of products `(batch, m, n, k)`; empty for others.
         launches: kernels on the GPU that it starts.
-        waits: whether the host goes on only when the GPU has done all before it, and this: a value is asked for, a
-            copy is not asynchronous.
+        waits: whether the host goes on only when the GPU has done all before it, and this.
         from_autograd: whether autograd's engine, in C++, calls it; else Python does.
         alignment: of products, elements: the largest of 8, 4, 2 and 1 that divides the length of every row in memory.
     """
@@ -66,10 +71,7 @@ class Work:
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """`(first call, one past the last, phase)` of every stretch, in order."""
-        start = 0
-        for end, phase in self.marks:
-            yield start, max(start, end), phase
-            start = max(start, end)
+        return spans(self.marks)
 
     def steps(self) -> list[tuple[int, int]]:
         """`(first call, one past the last)` of each optimizer step, from the end of the one before (or of loading) to

@@ -65,17 +65,9 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the choice of a kernel looks at.
-
-    Attributes:
-        dtype: of the queries, after autocast.
-        head_sizes: elements of a query and of a value.
-        masked: whether there is a mask other than the causal one.
-        grouped: whether there are fewer key heads than query heads.
-        dropout: share of scores that are dropped.
-        trained: whether a backward pass can follow.
-        causal_across: whether it is causal with other numbers of queries than of keys.
-    """
+    """What the choice of a kernel looks at: type and head sizes (of a query, of a value) after autocast, whether there
+    is a mask other than the causal one, fewer key heads than query heads (`grouped`), dropout, a backward pass that
+    can follow, and a causal mask with other numbers of queries than of keys (`causal_across`)."""
 
     dtype: torch.dtype
     head_sizes: tuple[int, int]

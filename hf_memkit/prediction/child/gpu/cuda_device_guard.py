@@ -2,15 +2,15 @@
 
 A CPU build has no device guard for CUDA and says that there is no accelerator: the first autograd node aborts the
 process. Both answers come from C++ objects that torch looks up at run time, and that are put in place here through
-ctypes, without a compiler:
+ctypes:
 
 * `device_guard_impl_registry[CUDA]` gets an object that answers 0 to everything; torch then replaces it by its own
   guard for fake devices (`_ensureCUDADeviceGuardSet`, which acts only on a guard that is there and sees no device).
 * the CUDA hooks, whose methods for a missing CUDA raise, get a table of methods in which "is there CUDA" says yes and
-  the questions of the accelerator interface say 0. Which entry is which is found out by asking, not assumed.
+  the questions of the accelerator interface say 0. Which entry is which is found out by asking.
 
 This rests on the layout of private symbols (Linux x86-64, checked with torch 2.8 and 2.13 built for the CPU, and 2.15
-built for CUDA 13.2): `self_test` runs one backward pass, and is run in a process that may die of it.
+built for CUDA 13.2): `self_test` runs one backward pass, in a process that may die of it.
 """
 
 from __future__ import annotations

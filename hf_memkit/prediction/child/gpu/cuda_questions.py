@@ -56,7 +56,8 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
         "list_gpu_processes": lambda *args, **kwargs: "", "get_allocator_backend": lambda: "native",
         "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: memory_fraction() or 1.0,
         "set_per_process_memory_fraction": set_fraction,
-        "can_device_access_peer": lambda *args: True, "get_arch_list": lambda: _architectures(),
+        "can_device_access_peer": lambda *args: True,
+        "get_arch_list": lambda: ["sm_{}{}".format(*torch.cuda.get_device_capability())],
         "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),
         **dict.fromkeys((*_FROM_NVML, "current_blas_handle"), lambda *args, **kwargs: 0),
         **dict.fromkeys(
@@ -81,18 +82,16 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
     torch.cuda.default_generators = (_Generator("cuda:0"),)
 
 
-def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...]) -> None:
-    """In all modules of these packages that have imported it."""
+_SAVE: Final = ("safetensors", "transformers", "accelerate", "peft")
+
+
+def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...] = _SAVE) -> None:
+    """In all modules of these packages that have imported it; by default of those that read and write weights."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages:
             names = vars(module)
             for key in [key for key, value in names.items() if value is original]:
                 names[key] = replacement
-
-
-def _architectures() -> list[str]:
-    major, minor = torch.cuda.get_device_capability()
-    return [f"sm_{major}{minor}"]
 
 
 def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:

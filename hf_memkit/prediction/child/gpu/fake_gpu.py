@@ -1,9 +1,5 @@
 """A machine with one GPU, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
-one CUDA stream, on which all is done at once. Nothing is compiled: not under a tracer, and nothing eager is passed off
-as compiled.
-
-Each replacement stands here with the question that it answers; none has an effect outside the child process.
-"""
+one CUDA stream, on which all is done at once. Nothing is compiled, and nothing eager is passed off as compiled."""
 
 from __future__ import annotations
 
@@ -142,7 +138,10 @@ def movable_modules() -> None:
                 continue
             with torch.no_grad():
                 new = function(parameter)
-            if new is not parameter and not _same(new, parameter):
+            if new is parameter:
+                continue
+            alike = (new.device, new.dtype, new.shape) == (parameter.device, parameter.dtype, parameter.shape)
+            if not alike or new.untyped_storage()._cdata != parameter.untyped_storage()._cdata:
                 become(parameter, new)
         for name, buffer in self._buffers.items():
             if buffer is not None:
@@ -222,12 +221,6 @@ def _copied(self: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape) and (
-        one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    )
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """It has happened already, or cannot happen here."""
 
@@ -279,11 +272,8 @@ class _Device(contextlib.nullcontext[None]):
 
 
 def one_stream() -> None:
-    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a GPU of its own.
-
-    A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
-    it is. Memory that is page-locked is the host's.
-    """
+    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a GPU of its own. A block that another
+    stream still reads is reused at once (`Tensor.record_stream`), and memory that is page-locked is the host's."""
     count = getattr(torch._C, "_cuda_getDeviceCount", None)  # a build for the CPU has none
     if count is not None and count() > 0:
         return
@@ -310,7 +300,9 @@ def _compiled(model: Any = None, **options: Any) -> Any:
     becomes its bound; else `Unmodelled` is raised when it runs."""
     if model is None:
         return functools.partial(_compiled, **options)
-    if _stance() == "force_eager":
+    from torch._dynamo import eval_frame
+
+    if getattr(getattr(eval_frame, "_stance", None), "stance", "") == "force_eager":  # `torch.compiler.set_stance`
         return model
     if (
         getattr(model, "__module__", "") == "torchao.optim.adam"
@@ -336,18 +328,11 @@ def _compiled(model: Any = None, **options: Any) -> Any:
 def _fused_step(p: torch.Tensor, *rest: Any) -> None:
     """torchao 0.18.0: optim/adam.py, `single_param_adam`: the parameter is the first argument.
 
-    Compiled, the step reads weight, gradient and states, and writes weight and states. What lies between is fused;
-    only what two kernels share could be memory: both new moments, which are reduced to a scale for each block and then
-    quantised by it. They are taken as fp32 here: a bound from above, not measured on a GPU.
+    Compiled, the step reads weight, gradient and states, and writes weight and states. What lies between is fused but
+    for what two kernels share: both new moments, reduced to a scale for each block and then quantised by it. They are
+    taken as fp32: a bound from above, not measured on a GPU.
     """
     torch.empty((2, *p.shape), dtype=torch.float32, device=p.device)
     gradient, *others = (each for each in rest if isinstance(each, torch.Tensor))
     states = [each for each in others if each.dim()]  # besides numbers such as the learning rate
     launched("torchao.single_param_adam", (p, p, gradient, *states, *states))
-
-
-def _stance() -> str:
-    """What `torch.compiler.set_stance` was told (torch 2.6 and later)."""
-    from torch._dynamo import eval_frame
-
-    return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))

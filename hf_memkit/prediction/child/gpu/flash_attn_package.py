@@ -21,7 +21,6 @@ from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.older_libraries import FLASH_QUESTIONS, flash_attention_table, hub_kernel_loader
 
 _VERSION: Final = "2.8.3"
-_TOO_OLD: Final = "FlashAttention only supports Ampere GPUs or newer."
 _HUB: Final = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
 """The same functions, as `kernels-community` on the hub has them built."""
 
@@ -33,8 +32,12 @@ def install_flash_attn(capability: tuple[int, int]) -> None:
     from transformers import modeling_utils
 
     if capability < (8, 0):
+
+        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+            raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
         for name in FLASH_QUESTIONS:
-            setattr(modeling_utils.PreTrainedModel, name, _refuse_old_gpu)
+            setattr(modeling_utils.PreTrainedModel, name, refuse)
         return
     from transformers import modeling_flash_attention_utils as utils
 
@@ -125,10 +128,6 @@ def _padded(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def _scale(q: torch.Tensor, asked: float | None) -> float:
     return float(q.shape[-1] ** -0.5 if asked is None else asked)
-
-
-def _refuse_old_gpu(*args: Any, **kwargs: Any) -> NoReturn:
-    raise RuntimeError(_TOO_OLD)
 
 
 def _module(name: str, content: dict[str, Any]) -> ModuleType:

@@ -92,4 +92,4 @@ def _safetensors() -> None:
         def _put(self, tensor: Any) -> Any:
             return tensor.to(self._device) if self._device.type == "cuda" else tensor
 
-    replace_everywhere(original, Opened, ("safetensors", "transformers", "accelerate", "peft"))
+    replace_everywhere(original, Opened)

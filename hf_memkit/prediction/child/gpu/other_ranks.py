@@ -11,21 +11,17 @@ import torch
 import torch.distributed as dist
 
 
-def rank_environment(processes: int, per_node: int) -> dict[str, str]:
-    """What `torchrun` sets for the first rank."""
-    return {
-        "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
-
-
 def one_of_several(processes: int, per_node: int) -> None:
     """Replaces the process group and what is asked of it, in this process."""
     import accelerate.data_loader
     import accelerate.utils.operations as operations
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    os.environ.update(rank_environment(processes, per_node))
+    of_the_rank = {  # as `torchrun` sets it for the first
+        "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+    }  # fmt: skip
+    os.environ.update(of_the_rank)
     torch.cuda.device_count = lambda: per_node
     start = dist.init_process_group
 

@@ -47,16 +47,9 @@ _TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 
 
 class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active while the script runs, on its main thread.
-
-    Args:
-        tracer: records what is made on the GPU.
-
-    Attributes:
-        tracer: as it was given.
-        fake_mode: the mode that all fake tensors belong to.
-        read: how values of fake tensors were asked for, where they are made up; None: whoever asks is stopped.
-    """
+    """Active while the script runs, on its main thread. `tracer` records what is made on the GPU, and all fake tensors
+    belong to `fake_mode`; `read`: how values of fake tensors were asked for, where they are made up; None: whoever
+    asks is stopped."""
 
     def __init__(self, tracer: StorageTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -94,7 +87,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def values_are_made_up(self, begins: Callable[[], None]) -> Iterator[list[str]]:
-        """Within it whoever asks for values gets some, and it comes into the list that is given; `begins` is called
+        """Within it whoever asks for values gets some, and is noted in the list that is given; `begins` is called
         before the first."""
         outer = self.read
         if self.read is None:
@@ -197,8 +190,8 @@ def _parameters_are_fake(boundary: RealAndFake) -> None:
 
 
 def _nothing_is_drawn_again() -> None:
-    """What is outside of its bounds would be drawn again until nothing is, for ever: a fake tensor cannot say so
-    (torch 2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
+    """What is outside of its bounds would be drawn again for ever: a fake tensor cannot say so (torch 2.13:
+    nn/init.py, `_no_grad_trunc_normal_`)."""
     original = nn.init._no_grad_trunc_normal_
 
     def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

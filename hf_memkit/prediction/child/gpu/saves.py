@@ -74,22 +74,21 @@ def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]
     """From `train()` on: everything is made that a real save makes, and no bytes are written. What is read from such a
     file has the shapes that were saved, made within `all_fake`.
 
-    What a save makes on the device is little: state dictionaries refer to the weights and states, and what is written
-    is copied to the host tensor by tensor. It is more where weights are kept in another form than they are saved in:
-    transformers splits the merged experts of a mixture into one copy each (`revert_weight_conversion`), and makes
-    contiguous what is not.
+    State dictionaries refer to weights and states, and what is written is copied to the host tensor by tensor. It is
+    more where weights are saved in another form: transformers splits the merged experts of a mixture into one copy
+    each (`revert_weight_conversion`), and makes contiguous what is not.
     """
     import safetensors.torch
 
     saved: dict[str, Any] = {}  # file → what it would hold
 
     def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        _touch(filename)
+        Path(filename).touch()
         saved[os.path.realpath(filename)] = tree_map_only(torch.Tensor, _Shape.of, dict(tensors))
 
     def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(file, str | Path):
-            _touch(file)
+            Path(file).touch()
             saved[os.path.realpath(file)] = tree_map_only(torch.Tensor, _Shape.of, content)
 
     load, load_file = torch.load, safetensors.torch.load_file
@@ -111,14 +110,10 @@ def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]
     safetensors.torch.save_file = save_file
     torch.save = save  # type: ignore[assignment]
     torch.load = load_saved  # type: ignore[assignment]
-    replace_everywhere(load_file, load_saved_file, ("safetensors", "transformers", "accelerate", "peft"))
+    replace_everywhere(load_file, load_saved_file)
     Trainer._save_rng_state = lambda self, folder: None  # asks the GPU's generator
     _replace("safe_save_file", save_file)
     storages_have_numbers()
-
-
-def _touch(file: str | Path) -> None:
-    Path(file).touch()
 
 
 @dataclass(frozen=True, slots=True)

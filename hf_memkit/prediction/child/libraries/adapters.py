@@ -1,8 +1,8 @@
 """LoRA in a script that trains whole models, or a loss in chunks: what the changed script would give its Trainer.
 
-In: fields of a `LoraConfig`. Out: where the script makes its first Trainer, its constructor gets `peft_config`, if it
-takes that (TRL's do), or the model with adapters; a model gets its loss in chunks where it begins to train.
-`plan/other_code.py` writes the same into the script; what that needs to know of the place is noted here too.
+Where the script makes its first Trainer, its constructor gets `peft_config`, if it takes that (TRL's do), or the model
+with adapters; a model gets its loss in chunks where it begins to train. `plan/other_code.py` writes the same into the
+script; what that needs to know of the place is noted here too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Checkpoints that a run cannot go on from: what they hold is told by their files' names and headers, and no weight is
-read. The errors are transformers' and PEFT's own.
-"""
+"""Checkpoints that a run cannot go on from, told by their files' names and headers: no weight is read. The errors are
+transformers' and PEFT's own."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
 
 Shapes = dict[str, tuple[int, ...]]
 
-_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""As safetensors names them; the others are taken for fp32, for only shapes are compared."""
+DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""As safetensors names them."""
 
 
-def shapes_in(file: str | os.PathLike[str]) -> Shapes:
-    """Of the tensors in a file of safetensors; empty: it is none."""
+def headers_in(file: str | os.PathLike[str]) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
+    """Shape and dtype of the tensors in a file of safetensors; empty: it is none."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
-            names = opened.keys()
-            return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+            found = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: (tuple(each.get_shape()), DTYPES.get(each.get_dtype())) for name, each in found.items()}
     except (safetensors.SafetensorError, OSError):
         return {}
 
@@ -97,17 +96,15 @@ def _headers_alone() -> Iterator[None]:
     """Within it files of safetensors give tensors without memory."""
 
     def load_file(filename: Any, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        with safetensors.safe_open(filename, "pt") as opened:
-            names = opened.keys()
-            found = {name: opened.get_slice(name) for name in names}
-            return {
-                name: torch.empty((), dtype=_DTYPES.get(each.get_dtype(), torch.float32)).expand(each.get_shape())
-                for name, each in found.items()
-            }
+        # Types that are not listed are taken for fp32: only shapes are compared.
+        return {
+            name: torch.empty((), dtype=dtype or torch.float32).expand(shape)
+            for name, (shape, dtype) in headers_in(filename).items()
+        }
 
-    packages, original = ("safetensors", "transformers", "accelerate", "peft"), safetensors.torch.load_file
-    replace_everywhere(original, load_file, packages)
+    original = safetensors.torch.load_file
+    replace_everywhere(original, load_file)
     try:
         yield
     finally:
-        replace_everywhere(load_file, original, packages)
+        replace_everywhere(load_file, original)

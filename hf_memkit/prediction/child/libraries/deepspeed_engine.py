@@ -1,9 +1,7 @@
 """DeepSpeed in a user's script: the training is traced without its engine, and what the engine does to the model is
 done before. What it holds is computed by the process that asks (`prediction/split_states.py`).
-
-`TrainingArguments(deepspeed=…)` keeps its field, and accelerate sees nothing of it: no process group, no `zero.Init`,
-no engine. What `accelerate launch` has chosen comes into the same field.
-"""
+`TrainingArguments(deepspeed=…)` keeps its field, and accelerate sees nothing of it. What `accelerate launch` has
+chosen comes into the same field."""
 
 from __future__ import annotations
 
@@ -46,7 +44,8 @@ def without_engines() -> None:
         for name in halves:  # the engine's weights are in 16 bits; there is no autocast
             setattr(self, name, False)
         original(self)
-        self.deepspeed, self.memkit_engine = given, _config(given)
+        config = given if isinstance(given, Mapping) else json.loads(Path(given).read_text(encoding="utf-8"))
+        self.deepspeed, self.memkit_engine = given, dict(config)
         for name, value in halves.items():
             object.__setattr__(self, name, value)
         return None
@@ -56,12 +55,7 @@ def without_engines() -> None:
 
 def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
     """The config that `accelerate launch` has put into variables (transformers 5.23.0: training_args.py,
-    `__post_init__`).
-
-    Args:
-        precision: that of the arguments, or else the launcher's.
-        by_arguments: whether it is that of the arguments: `"auto"` in the config, so that it follows them in plans.
-    """
+    `__post_init__`). A precision that the arguments ask for is `"auto"` in it, so that it follows them in plans."""
     from accelerate.utils.dataclasses import DeepSpeedPlugin
 
     plugin = DeepSpeedPlugin()
@@ -97,11 +91,7 @@ def _in_linear_layers(trainer: Any) -> int:
 
 
 def _resolved(trainer: Any) -> dict[str, Any]:
-    """The config with Trainer's values in place of "auto".
-
-    Raises:
-        ValueError: values of it contradict those of the arguments.
-    """
+    """The config with Trainer's values in place of "auto"; ValueError: some contradict those of the arguments."""
     from transformers.integrations import deepspeed
 
     arguments = trainer.args
@@ -127,8 +117,3 @@ def as_the_engine_has_it(trainer: Any) -> torch.dtype | None:
             trainer.model.to(dtype)
             return dtype
     return None
-
-
-def _config(given: Any) -> dict[str, Any]:
-    found = given if isinstance(given, Mapping) else json.loads(Path(given).read_text(encoding="utf-8"))
-    return dict(found)

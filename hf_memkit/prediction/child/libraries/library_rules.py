@@ -14,7 +14,7 @@ import inspect
 import textwrap
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,37 +25,24 @@ from hf_memkit.prediction.child.tracer.work_recorder import launched
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup.setup import Setup
 
-_LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
-"""Parts that refuse the user's data, of which there is none here."""
-
 
 def traceable(setup: Setup) -> Setup:
     """The setup as it is traced: without what looks at the data, and with torch's own flash attention in the place of
-    the flash-attn package, whose kernels keep the same tensors (queries, keys, values, output, a row of fp32 a head)
-    also for sequences in one row.
+    the flash-attn package, whose kernels keep the same tensors.
 
     Raises:
-        Unmodelled: it compiles the model.
+        Unmodelled: its attention is compiled.
     """
-    if setup.get("arguments.torch_compile") or setup.get("arguments.torch_compile_backend"):
-        raise Unmodelled(
-            "torch_compile: a compiled model keeps what its compiler decides, which no trace shows; omit it, or "
-            "measure with memkit run"
-        )
     if setup.get("model.attn_implementation") == "flex_attention":
         raise Unmodelled("attn_implementation=flex_attention: compiled kernels cannot be traced; use sdpa")
-    for key in _LOOKS_AT_DATA:
-        setup = setup.drop(key)
+    setup = setup.drop("trainer_parts.check_length_grouping")
     if with_flash_package(setup):
         setup = setup.put("model.attn_implementation", "sdpa", "traced as torch's own flash attention")
     return setup
 
 
 def refuse_missing_kernels(setup: Setup) -> None:
-    """
-    Raises:
-        Unmodelled: a library of the setup's is not installed, so that it cannot be traced.
-    """
+    """Raises Unmodelled if a library of the setup's is not installed, so that it cannot be traced."""
     if setup.get("arguments.use_liger_kernel") and not is_installed("triton", "liger_kernel"):
         raise Unmodelled("use_liger_kernel: the trace needs liger-kernel and triton; run: pip install liger-kernel")
 
@@ -135,12 +122,13 @@ def constants_can_be_copied() -> None:
 
 def tensors_become_numbers() -> None:
     """`torch.tensor([a, b])` of tensors reads their numbers past all modes (torch 2.13: csrc/utils/tensor_new.cpp,
-    `recursive_store`), such as the positions that Qwen2.5-VL puts together (transformers 5.23.0:
-    modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
+    `recursive_store`), such as the positions of Qwen2.5-VL (transformers 5.23.0: modeling_qwen2_5_vl.py,
+    `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
 
     In autograd's own thread no mode makes a tensor on the GPU at once: it is made on the CPU, and moved. Liger's
-    backward compares its gradient with 1 there (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and layers
-    that are checkpointed run again (transformers 5.19: modeling_flash_attention_utils.py, packed sequences)."""
+    backward does so (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and layers that are checkpointed run
+    again there.
+    """
     make = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
@@ -203,7 +191,7 @@ def _kernel(kernel: Any) -> Any:
 @functools.cache
 def _multiplies(function: Any) -> bool:
     """Whether a kernel, or a Triton function that it may call, has products of tiles (`tl.dot`): its bytes alone do
-    not say how long it takes, and its FLOPs are in no argument."""
+    not say how long it takes."""
     from triton.runtime.jit import JITFunction
 
     try:

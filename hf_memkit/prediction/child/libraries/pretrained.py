@@ -1,8 +1,6 @@
-"""`from_pretrained` without weights: the config is read, parameters are shapes, and no file of weights is opened.
-
-What transformers does around it is its own: class, dtype, attention, device map, adapters, missing heads, ties. Of a
-model of the hub the config alone is fetched, and where that names no dtype the header of its safetensors.
-"""
+"""`from_pretrained` without weights: the config is read, parameters are shapes, and no file of weights is opened. What
+transformers does around it is its own: class, dtype, attention, device map, adapters, missing heads, ties. Of a model
+of the hub the config alone is fetched, and where that names no dtype the header of its safetensors."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ import types
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import place_of
-from hf_memkit.prediction.child.libraries.checkpoints import Shapes, shapes_in, sizes_that_differ
+from hf_memkit.prediction.child.libraries.checkpoints import DTYPES, Shapes, headers_in, sizes_that_differ
 from hf_memkit.prediction.child.libraries.quantised import quantised, quantizers
 from hf_memkit.prediction.child.older_libraries import (
     HowLoaded,
@@ -30,7 +28,7 @@ from hf_memkit.prediction.child.older_libraries import (
     parameters_on_meta,
     what_loading_gives,
 )
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import loads_the_model
+from hf_memkit.prediction.child.trainer_kinds.trl_base import loads_the_model
 from hf_memkit.prediction.traced_training import CallPlace
 
 _loaded_at: weakref.WeakKeyDictionary[Any, CallPlace | None] = weakref.WeakKeyDictionary()
@@ -73,12 +71,15 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
     def resolved(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         shapes.clear()
         files, metadata = found(*args, **kwargs)
-        stored["dtype"] = _dtype_of(files[0]) if files else (metadata or {}).get("dtype")
+        stored["dtype"] = None if files else (metadata or {}).get("dtype")
         missing = [each for each in files or () if not Path(each).exists()]
         if missing and len(missing) < len(files):  # without any, nobody expects them here
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing[0])
-        for each in files or ():
-            shapes.update(shapes_in(each))
+        for number, each in enumerate(files or ()):
+            headers = headers_in(each)
+            shapes.update({name: shape for name, (shape, _) in headers.items()})
+            if number == 0:  # several types in one file: the first one's
+                stored["dtype"] = next((dtype for _, dtype in headers.values()), None)
         return files, metadata
 
     def found(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -141,21 +142,6 @@ def _made(model: Any, places: Mapping[str, Any], asked: HowLoaded, boundary: Rea
             table[name] = made[id(tensor)][1]
 
 
-def _dtype_of(file: str) -> torch.dtype | None:
-    """Of a file of weights, by its first; None: it is not safetensors', or made from several."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as opened:
-            return _DTYPES.get(opened.get_slice(next(iter(opened.keys()))).get_dtype())
-    except (SafetensorError, OSError, StopIteration):
-        return None
-
-
-_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-"""As safetensors names them."""
-
-
 def _on_hub(name: str, options: dict[str, Any]) -> tuple[torch.dtype, Shapes]:
     """What most of a checkpoint's weights are stored in, and their shapes, by its safetensors' headers; fp32 where
     there are none."""
@@ -166,5 +152,5 @@ def _on_hub(name: str, options: dict[str, Any]) -> tuple[torch.dtype, Shapes]:
         largest = max(found.parameter_count.items(), key=lambda pair: pair[1])[0]
         files = found.files_metadata.values()
         shapes = {key: tuple(each.shape) for file in files for key, each in file.tensors.items()}
-        return _DTYPES.get(str(largest), torch.float32), shapes
+        return DTYPES.get(str(largest), torch.float32), shapes
     return torch.float32, {}

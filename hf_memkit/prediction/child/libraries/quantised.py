@@ -1,9 +1,6 @@
 """Quantised models of scripts: weights without memory, quantised by the code of the library that would do it.
-
-```
-from_pretrained(…, quantization_config=…) ──> transformers' quantizer ──> modules of its library, on the meta device
-a fake weight ──> quantizer.get_quantize_ops().convert ──> codes and scales, each as large as it will be
-```
+transformers' quantizer makes modules of its library, on the meta device, and of a fake weight codes and scales, each
+as large as it will be (`quantizer.get_quantize_ops().convert`).
 
 | method | its step |
 |---|---|
@@ -37,7 +34,8 @@ def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
     is quantised when it is loaded, too."""
 
     def get_hf_quantizer(config: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = given or next(filter(None, map(_config_of, (config, config.get_text_config(decoder=True)))), None)
+        configs = (config, config.get_text_config(decoder=True))
+        asked = given or next(filter(None, (getattr(each, "quantization_config", None) for each in configs)), None)
         if asked and (method := _method(asked)) not in _ASKED:
             raise _unmodelled(method)
         quantizer, config, *rest = original(config, given, *args, **kwargs)
@@ -55,10 +53,6 @@ def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_hf_quantizer
 
 
-def _config_of(config: Any) -> Any:
-    return getattr(config, "quantization_config", None)
-
-
 def _method(asked: Any) -> str:
     found = asked.get("quant_method") if isinstance(asked, dict) else asked.quant_method
     return str(getattr(found, "value", found) or "bitsandbytes")  # older checkpoints say load_in_4bit alone
@@ -72,10 +66,7 @@ def _unmodelled(what: str) -> Unmodelled:
 
 
 def _check(asked: Any) -> None:
-    """
-    Raises:
-        Unmodelled: it cannot be traced, or not be trained.
-    """
+    """Raises Unmodelled if it cannot be traced, or not be trained."""
     method = _method(asked)
     if method == "torchao":
         kind = type(asked.quant_type).__name__
@@ -90,16 +81,8 @@ def _check(asked: Any) -> None:
 def quantised(
     quantizer: Any, model: Any, path: str, shaped: torch.Tensor, place: Any, boundary: RealAndFake
 ) -> nn.Parameter:
-    """The parameter that loading makes of a weight.
-
-    Args:
-        quantizer: transformers'.
-        model: whose parameter it is.
-        path: the parameter's name.
-        shaped: shape and dtype of what is quantised, on the meta device.
-        place: where it is quantised, and stays.
-        boundary: makes fake tensors.
-    """
+    """The parameter that loading makes of a weight of the model: `path` is its name, `shaped` has shape and dtype of
+    what is quantised, on the meta device, and `place` is where it is quantised, and stays."""
     from transformers.pytorch_utils import Conv1D
 
     module = model.get_submodule(path.rpartition(".")[0])
@@ -111,11 +94,8 @@ def quantised(
 
 def notes_on_8_bits(model: Any) -> Iterator[str]:
     """What is assumed of a trained model in bitsandbytes' 8 bits, and what it keeps for a reason that one would not
-    guess, a sentence each.
-
-    Its autograd function keeps inputs as attributes (bitsandbytes 0.50.2: autograd/_functions.py, `MatMul8bitLt`):
-    checkpointing that is not reentrant does not find them there.
-    """
+    guess: its autograd function keeps inputs as attributes (bitsandbytes 0.50.2: autograd/_functions.py,
+    `MatMul8bitLt`), where checkpointing that is not reentrant does not find them."""
     if not getattr(model, "is_loaded_in_8bit", False):
         return
     if model.config.quantization_config.llm_int8_threshold > 0:

@@ -1,8 +1,6 @@
-"""The setup's model on fake tensors: the class that would be trained, from its config values, without any weights.
-
-In 4 and 8 bits the layers that transformers' quantizer would replace are found by its own functions, and each becomes
-bitsandbytes' own, which quantises a fake weight as it does a real one.
-"""
+"""The setup's model on fake tensors: the class that would be trained, from its config values, without any weights. In
+4 and 8 bits the layers that transformers' quantizer would replace, found by its own functions, become bitsandbytes'
+own."""
 
 from __future__ import annotations
 
@@ -51,12 +49,9 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
 
 
 def _has_own_output_layer(setup: Setup) -> bool:
-    """Whether the config says that the output layer is not the embedding.
-
-    T5's config takes that value for another one, which it then has in its place: the decoder's outputs are not scaled
-    (transformers 5.23.0: configuration_t5.py). A checkpoint of such a config has both layers, and both are loaded; a
-    model that is made of the config alone has one.
-    """
+    """Whether the config says that the output layer is not the embedding. T5's config takes that value for another
+    one: the decoder's outputs are not scaled (transformers 5.23.0: configuration_t5.py). Of such a config a checkpoint
+    has both layers, and a model that is made of the config alone has one."""
     config = setup.get("model.architecture", {})
     loaded = setup.get("model.origin") != "architecture"
     return config.get("tie_word_embeddings") is False or (loaded and config.get("scale_decoder_outputs") is False)
@@ -98,8 +93,7 @@ def _class_of(setup: Setup, config: Any) -> Any:
 
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Replaces the linear layers of a transformers model, as loading in 4 or 8 bits does. `options`: fields of
-    `transformers.BitsAndBytesConfig`.
+    """Replaces the linear layers of a transformers model, as loading with these fields of `BitsAndBytesConfig` does.
 
     Raises:
         Unmodelled: another kind of quantisation, or bitsandbytes is not installed.

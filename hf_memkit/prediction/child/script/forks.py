@@ -1,7 +1,5 @@
-"""A script that waits where it makes its Trainer, and goes on from there once for each set of arguments.
-
-What a script does before that takes most of its time, and is the same for arguments that nobody has read yet: data are
-tokenised, the model is made. So the process stops, and for each request forks one that goes on with those arguments.
+"""A script that waits where it makes its Trainer, and goes on from there once for each set of arguments: until then
+its data are tokenised and its model is made, which takes most of its time.
 
 ```
 script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)          Trainer.__init__
@@ -41,14 +39,9 @@ from hf_memkit.setup.script_overrides import Overrides
 
 @dataclass(slots=True)
 class Forks:
-    """The moments at which this process stops.
-
-    Args:
-        folder: where the sockets come to lie.
-        begin: makes a forked process one of its own, which writes to the path.
-        reads: which fields have been read so far.
-        folder_begins: is told of the arguments whose `output_dir` Trainer is about to make.
-    """
+    """The moments at which this process stops, with sockets in `folder`. `begin` makes a forked process one of its
+    own, which writes to the path; `reads`: which fields have been read so far; `folder_begins` is called with the
+    arguments whose `output_dir` Trainer is about to make."""
 
     folder: Path
     begin: Callable[[Path], None]
@@ -142,8 +135,10 @@ class Forks:
                         # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
                         # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
                         torch.set_num_threads(1)
-                        if asked_for.arguments:
-                            _say_nothing()
+                        if asked_for.arguments:  # the script has said it all before, in the process that goes on
+                            nowhere = os.open(os.devnull, os.O_WRONLY)
+                            os.dup2(nowhere, 1)
+                            os.dup2(nowhere, 2)
                         self._asked = asked_for
                         if asked_for.loss:
                             chunk_losses()
@@ -163,13 +158,6 @@ class Forks:
             return arguments is None or bool(self.reads.too_late(arguments, fields))
         except Exception:  # the script made from its first line says what is wrong
             return True
-
-
-def _say_nothing() -> None:
-    """The script has said it all before, in the process that goes on as it stands."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
-        os.dup2(nowhere, number)
 
 
 def _send(connection: socket.socket, ended: ForkEnded) -> None:

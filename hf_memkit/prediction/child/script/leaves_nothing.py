@@ -1,6 +1,5 @@
-"""What a prediction leaves behind of a script above `train()`: files that were there before stay, nothing made up
-becomes a file, nothing is pushed.
-"""
+"""What a prediction leaves of a script above `train()`: old files stay, nothing made up becomes a file, nothing is
+pushed."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from huggingface_hub import constants
 from transformers import Trainer
 from transformers.utils import hub
 
-from hf_memkit.prediction.child.users_code import MEMKIT, is_library
+from hf_memkit.prediction.child.users_code import MEMKIT, PYTHON, is_library
 
 
 def keep_what_was_there() -> None:
@@ -83,13 +82,9 @@ def _asked_by_user() -> str | None:
     """`"train.py, line 12"`, if the first caller outside Python's own library is the user's; None: a library asks."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         file = frame.f_code.co_filename
-        if not file.startswith(("<", MEMKIT, _PYTHON)) or "-packages" in file:
+        if not file.startswith(("<", MEMKIT, PYTHON)) or "-packages" in file:
             return None if is_library(file) else f"{Path(file).name}, line {line}"
     return None
-
-
-_PYTHON: Final = str(Path(os.__file__).parent)
-"""The folder of Python's own library."""
 
 
 def nothing_is_pushed() -> None:

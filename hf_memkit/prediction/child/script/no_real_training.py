@@ -5,8 +5,6 @@
 | starts a program that trains (`training_commands.py`) | the prediction ends, with the command and its line |
 | trains in a process that it forks, or that multiprocessing or torch spawns | the same |
 | starts another program | it runs |
-
-A process that the script has forked ends the script, too: what it raises would be lost.
 """
 
 from __future__ import annotations
@@ -25,14 +23,10 @@ import accelerate.launchers
 import torch.multiprocessing
 
 from hf_memkit.prediction.child.script.training_commands import training_command
-from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
+from hf_memkit.prediction.child.users_code import MEMKIT, PYTHON, is_library, users_line
 from hf_memkit.prediction.traced_training import Failed, Outcome
 
 Refuse = Callable[[Outcome], NoReturn]
-
-_PYTHON: Final = str(Path(os.__file__).parent)
-"""The folder of Python's own library."""
-
 
 _TRACES: Final = "hf_memkit.prediction.child.serve"
 """What `hf_memkit.preset` starts where it sizes a batch: it trains nothing."""
@@ -43,13 +37,14 @@ def no_real_training(refuse: Refuse) -> None:
     given its result."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in STARTS:
-            with contextlib.suppress(UnicodeError, TypeError, IndexError, OSError):  # the start itself will fail
-                words, folder, environment = STARTS[event](arguments)
-                found = training_command(words, folder, environment)
-                if found is not None and _TRACES not in words:
-                    instead = found.target or "the training script that it starts"
-                    refuse(_error(f"starts a real training: {found}. Give memkit what that runs: {instead}"))
+        if event not in STARTS:
+            return
+        with contextlib.suppress(UnicodeError, TypeError, IndexError, OSError):  # the start itself will fail
+            words, folder, environment = program_started(event, arguments)
+            found = training_command(words, folder, environment)
+            if found is not None and _TRACES not in words:
+                instead = found.target or "the training script that it starts"
+                refuse(_error(f"starts a real training: {found}. Give memkit what that runs: {instead}"))
 
     sys.addaudithook(audit)
     _nothing_is_spawned(refuse)
@@ -63,42 +58,28 @@ def trains_in_a_fork(refuse: Refuse) -> NoReturn:
 _HERE: Final = "Call it in the script's own process; --gpus N stands for the other ranks"
 
 
-def _words_of_popen(arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[str, str]]:
-    executable, words, folder, environment = arguments
-    found = [os.fsdecode(executable), *map(os.fsdecode, list(words)[1:])]
-    return found, _folder(folder), _environment(environment)
+STARTS: Final = frozenset({"os.exec", "os.posix_spawn", "os.system", "pty.spawn", "subprocess.Popen"})
+"""Audit events of Python that start a program (docs.python.org/3/library/audit_events.html). `os.spawn…` forks, and
+that process raises `os.exec`."""
 
 
-def _words_of_exec(arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[str, str]]:
-    path, words, environment = arguments
-    return [os.fsdecode(path), *map(os.fsdecode, list(words)[1:])], _folder(None), _environment(environment)
-
-
-def _words_of_shell(arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[str, str]]:
-    return ["sh", "-c", os.fsdecode(arguments[0])], _folder(None), os.environ
-
-
-def _words_of_pty(arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[str, str]]:
-    return list(map(os.fsdecode, arguments[0])), _folder(None), os.environ
-
-
-STARTS: Final = {
-    "os.exec": _words_of_exec,
-    "os.posix_spawn": _words_of_exec,
-    "os.system": _words_of_shell,
-    "pty.spawn": _words_of_pty,
-    "subprocess.Popen": _words_of_popen,
-}
-"""Audit event of Python that starts a program → how its words are read (docs.python.org/3/library/audit_events.html).
-`os.spawn…` forks, and that process raises `os.exec`."""
-
-
-def _folder(given: Any) -> Path:
-    return Path.cwd() / (os.fsdecode(given) if given is not None else "")
-
-
-def _environment(given: Any) -> Mapping[str, str]:
-    return os.environ if given is None else {os.fsdecode(name): os.fsdecode(each) for name, each in given.items()}
+def program_started(event: str, arguments: tuple[Any, ...]) -> tuple[list[str], Path, Mapping[str, str]]:
+    """Words, folder and variables of the program that an event of `STARTS` tells of."""
+    folder = environment = None
+    if event == "subprocess.Popen":
+        program, rest, folder, environment = arguments
+        words = [program, *list(rest)[1:]]
+    elif event in ("os.exec", "os.posix_spawn"):
+        program, rest, environment = arguments
+        words = [program, *list(rest)[1:]]
+    elif event == "os.system":
+        words = ["sh", "-c", arguments[0]]
+    else:
+        words = list(arguments[0])
+    variables: Mapping[str, str] = os.environ
+    if environment is not None:
+        variables = {os.fsdecode(name): os.fsdecode(each) for name, each in environment.items()}
+    return list(map(os.fsdecode, words)), Path.cwd() / os.fsdecode(folder or ""), variables
 
 
 def _nothing_is_spawned(refuse: Refuse) -> None:
@@ -123,15 +104,11 @@ def _launching(launch: Any, refuse: Refuse) -> Any:
     def launched(popen: Any, process: Any) -> Any:
         target = getattr(process, "_target", None) or type(process).run
         code = getattr(getattr(target, "func", target), "__code__", None)
-        if code is not None and not _is_of_a_library(code.co_filename):
+        if code is not None and not is_library(code.co_filename):
             refuse(_error(f"starts {_name(target)} in a new Python process. {_HERE}"))
         return launch(popen, process)
 
     return launched
-
-
-def _is_of_a_library(file: str) -> bool:
-    return file.startswith(_PYTHON) or is_library(file)
 
 
 def _name(function: Any) -> str:
@@ -148,6 +125,6 @@ def _place() -> str:
         return line
     for frame, number in traceback.walk_stack(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if not file.startswith(("<", MEMKIT)) and (not file.startswith(_PYTHON) or "-packages" in file):
+        if not file.startswith(("<", MEMKIT)) and (not file.startswith(PYTHON) or "-packages" in file):
             return f"{'/'.join(Path(file).parts[-3:])}, line {number}"
     return ""

@@ -1,14 +1,10 @@
 """A training loop that the script writes itself: `loss.backward()` and `optimizer.step()` outside of
-`Trainer.train()`.
-
-It is no training that memkit traces, and with fake tensors it would run to its end for nothing. It stops at its first
-optimizer step. Some backward passes alone may stand above `train()`: an initialisation by gradients, as LoRA-GA's.
-"""
+`Trainer.train()`. With fake tensors it would run to its end for nothing: it stops at its first optimizer step. Some
+backward passes alone may stand above `train()`: an initialisation by gradients, as LoRA-GA's."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -40,12 +36,12 @@ class OwnLoops:
     """Watches this process.
 
     Attributes:
-        stop: called at the first step of such a loop; None: nothing is watched, as within `Trainer.train()`.
+        watches: whether its first step ends the script; False within `Trainer.train()`.
         place: the line of the first backward pass on fake tensors; empty: there was none.
     """
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self.stop: Callable[[], None] | None = stop
+    def __init__(self) -> None:
+        self.watches = True
         self.place = ""
         self._backward = self._steps = 0
 
@@ -56,11 +52,11 @@ class OwnLoops:
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
             several = tensors if isinstance(tensors, tuple | list) else (tensors,)
             outermost = torch._C._current_graph_task_id() == -1  # checkpoints call it, too
-            if self.stop is not None and outermost and any(isinstance(each, FakeTensor) for each in several):
+            if self.watches and outermost and any(isinstance(each, FakeTensor) for each in several):
                 self.place = self.place or users_line()
                 self._backward += 1
                 if self._backward > _BACKWARD:
-                    self.stop()
+                    raise OwnLoop
             backward(tensors, *args, **kwargs)
 
         scaled = torch.amp.GradScaler.step
@@ -75,10 +71,10 @@ class OwnLoops:
         register_optimizer_step_pre_hook(self._step)
 
     def _step(self, optimizer: Any, *_: Any) -> None:
-        if self.stop is None:
+        if not self.watches:
             return
         self._steps += 1
         fake = any(isinstance(each, FakeTensor) for group in optimizer.param_groups for each in group["params"])
         if fake or self._steps > _REAL_STEPS:
             self.place = self.place or users_line()
-            self.stop()
+            raise OwnLoop

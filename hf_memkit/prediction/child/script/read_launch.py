@@ -1,12 +1,11 @@
-"""What a launcher or a front end would start, read by its own code: nothing is started.
-
-In: a command, as words. Out: a line of JSON, a `ReadCommand`. accelerate reads its config file, too.
+"""What a launcher or a front end would start, read by its own code: nothing is started. The answer is a line of JSON,
+a `ReadCommand`.
 
     python -m hf_memkit.prediction.child.script.read_launch --gpus 1 accelerate launch train.py
 
 A front end (`trl sft`, `llamafactory-cli train`, `axolotl train`, `swift sft`) runs up to where it starts its
 launcher, or the training: that is the command which is read, and which the answer has as `command`. It finds as many
-GPUs as `--gpus N` says, which comes first; with 0 those of this machine.
+GPUs as `--gpus N` says; with 0 those of this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.gpu.fake_gpu import no_function_has_rules, one_gpu
-from hf_memkit.prediction.child.script.no_real_training import STARTS
+from hf_memkit.prediction.child.script.no_real_training import STARTS, program_started
 from hf_memkit.prediction.child.script.training_commands import training_command
 from hf_memkit.prediction.launch_command import FRONT_ENDS
 from hf_memkit.prediction.trace.request import ReadCommand
@@ -85,7 +84,10 @@ def _accelerate(words: list[str]) -> ReadCommand:
     try:
         arguments, defaults, precision_of_config = launch._validate_launch_command(arguments)
     except (AttributeError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(_about_its_config(arguments.config_file, error)) from error
+        from accelerate.commands.config.config_args import default_config_file
+
+        path, why = Path(arguments.config_file or default_config_file), " ".join(str(error).split())
+        raise ValueError(f"{why}; to find the mistake: memkit check {path}" if path.is_file() else why) from error
     if arguments.tpu or getattr(arguments, "compute_environment", "LOCAL_MACHINE") == "AMAZON_SAGEMAKER":
         raise ValueError("a TPU or SageMaker; memkit predicts GPUs: set distributed_type and compute_environment")
     nodes = int(arguments.num_machines or 1)
@@ -109,15 +111,6 @@ def _accelerate(words: list[str]) -> ReadCommand:
         nodes=nodes,
         environment={name: each for name, each in environment.items() if os.environ.get(name) != each},
     )
-
-
-def _about_its_config(given: str | None, error: Exception) -> str:
-    """What is wrong where accelerate fails with a config, with the command that says where."""
-    from accelerate.commands.config.config_args import default_config_file
-
-    path = given or default_config_file
-    why = " ".join(str(error).split())
-    return f"{why}; to find the mistake: memkit check {path}" if Path(path).is_file() else why
 
 
 def _torchrun(words: list[str]) -> ReadCommand:
@@ -214,7 +207,7 @@ def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
 
 def _ends_where_it_starts(event: str, arguments: tuple[Any, ...]) -> None:
     if event in STARTS:
-        words, folder, environment = STARTS[event](arguments)
+        words, folder, environment = program_started(event, arguments)
         if training_command(words, folder, environment) is not None:
             raise _Started(words, environment)
 

@@ -1,11 +1,10 @@
 """What the child process replaces in torch, transformers and the operating system: a table, which installs it.
 
-Four parts, in this order: when the libraries are loaded, a GPU and what else a script needs above its first line, and
-from `train()` on. Within a part a row is installed after those above it; where that matters the row says why. Rows
-without a function hold something of one script's or come before this module can be imported: they say where they are
-installed. What is replaced in one object, a model or a Trainer, is not listed.
-
-`tests/predict_script/test_replacements.py` compares the names with what differs in a process that traces.
+Four parts: when the libraries are loaded, a GPU and what else a script needs above its first line, and from `train()`
+on. Within a part a row is installed after those above it; where that matters the row says why. What holds something of
+one script's, or comes before this module can be imported, says where it is installed. What is replaced in one object,
+a model or a Trainer, is not listed. `tests/predict_script/test_replacements.py` compares the names with what differs
+in a process that traces.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from hf_memkit.prediction.child.quick_imports import is_loaded
 from hf_memkit.prediction.child.script.leaves_nothing import keep_what_was_there, nothing_is_pushed
 from hf_memkit.prediction.child.trainer_kinds.generation import answers_are_longest
 from hf_memkit.prediction.child.trainer_kinds.sft import head_of_triton
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import answer_trl
+from hf_memkit.prediction.child.trainer_kinds.trl_base import answer_trl
 from hf_memkit.prediction.child.training.plan_facts import note_parsers
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.setup.setup import Setup
@@ -68,8 +67,7 @@ class Replacement:
 
     Attributes:
         what: names of what is replaced, with a space between two; `*` stands for several.
-        why: what it does instead.
-        without: what breaks, or differs, where it is not replaced.
+        why, without: what it does instead; what breaks, or differs, where it is not replaced.
         install: installs it; or the function of which file does.
         when: whether a script needs it; None: every script.
         order: why it stands where it does; empty: the order does not matter.
@@ -276,7 +274,7 @@ ABOVE_TRAIN: Final = (
     Replacement(
         "transformers.trainer.Trainer.__init__ trl.*.hash_module trl.*._precompute_ref_logps "
         "trl.generation.vllm_generation.* trl.*.is_vllm_available",
-        "what TRL's Trainers ask of values before they train (trainer_kinds/trl_trainers.py)",
+        "what TRL's Trainers ask of values before they train (trainer_kinds/trl_base.py)",
         "DPO and KTO compute log-probabilities of all rows; use_vllm asks for vLLM",
         lambda script: answer_trl(),
     ),
@@ -414,7 +412,7 @@ AT_TRAIN: Final = (
         "trl.*.shuffle_sequence_dict",
         "keeps the order of answers",
         "in an order by chance nobody knows which answers are where",
-        "trl_trainers.py, answers_are_made_up",
+        "online.py, answers_are_made_up",
     ),
     Replacement(
         "torch.save torch.load safetensors.torch.save_file "

@@ -1,9 +1,5 @@
 """A user's script, run as on a machine with the GPU asked for, up to its first `train()`: that is traced, and the
-process ends. No line below it runs, not even of `finally`.
-
-In: a `ScriptRequest`. Out: a trace and what was trained, or why there is none. Runs in a process of its own, which is
-the script's from then on.
-"""
+process, which is the script's own, ends. No line below it runs, not even of `finally`."""
 
 from __future__ import annotations
 
@@ -54,7 +50,7 @@ from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Eval
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
 from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
-from hf_memkit.prediction.traced_training import Failed, Outcome, TracedTraining, Untrained
+from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
 from hf_memkit.setup.live_arguments import watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 from hf_memkit.setup.script_overrides import Overrides, install
@@ -78,7 +74,11 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     )
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
-        _pretend(request, boundary)
+        script = TracedScript(request, boundary)
+        if script.on_gpu:
+            install_replacements(ON_A_GPU, script)
+        learn_counts(in_a_fork=request.forks is not None)
+        install_replacements(ABOVE_TRAIN, script)
     no_real_training(out.end)
     folder_begins = folder_goes_away(result.with_name(MADE))
     evaluations = Evaluations(worst=request.worst_batch)
@@ -89,10 +89,15 @@ def run_script(request: ScriptRequest, result: Path) -> None:
             return Outcome(lengths=lengths_of_batches(trainer.get_train_dataloader(), request.lengths_of))
         if tracer.host is not None:
             tracer.host.training_begins()
-        found = _traced(tracer, boundary, trainer, train, evaluations, request)
+        if boundary is not None:
+            boundary.leave()
+        fake = _all_fake(request, boundary, trainer) if boundary is not None else tracer
+        found = traced_training(
+            trainer, train, tracer, fake, evaluations, worst=request.worst_batch, for_plan=request.for_plan
+        )
         return Outcome(replace(found, notes=(*found.notes, *differs)))
 
-    loops = OwnLoops(_own_loop)
+    loops = OwnLoops()
     library = None
     if boundary is not None:
         loops.install()
@@ -117,10 +122,6 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     else:
         found = _failure(raised)
     out.write(found)
-
-
-def _own_loop() -> NoReturn:
-    raise OwnLoop
 
 
 class _Result:
@@ -181,15 +182,6 @@ def _enter_its_world(request: ScriptRequest) -> None:
         sys.stdin = os.fdopen(0, closefd=False)
 
 
-def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
-    """A GPU, models as shapes, no engine, and the other ranks."""
-    script = TracedScript(request, boundary)
-    if script.on_gpu:
-        install_replacements(ON_A_GPU, script)
-    learn_counts(in_a_fork=request.forks is not None)
-    install_replacements(ABOVE_TRAIN, script)
-
-
 def _at_train(
     traced: Callable[[Any, Any], Outcome],
     evaluations: Evaluations,
@@ -214,7 +206,7 @@ def _at_train(
             self._train_batch_size = self.args.train_batch_size
         try:
             refuse_checkpoint(self, resume_from_checkpoint)
-            evaluations.answer = loops.stop = None
+            evaluations.answer, loops.watches = None, False
             if library is not None:
                 library.in_training = True
             found = traced(self, original)
@@ -231,32 +223,18 @@ def _at_train(
     evaluations.install()
 
 
-def _traced(
-    tracer: StorageTracer,
-    boundary: RealAndFake | None,
-    trainer: Any,
-    train: Any,
-    evaluations: Evaluations,
-    request: ScriptRequest,
-) -> TracedTraining:
-    asked = {"worst": request.worst_batch, "for_plan": request.for_plan}
-    if boundary is None:
-        return traced_training(trainer, train, tracer, lambda: tracer, evaluations, **asked)
-    boundary.leave()
-
-    @contextlib.contextmanager
-    def fake() -> Iterator[None]:
-        # What libraries say of tensors without memory, and of a save that writes nothing.
-        warnings.simplefilter("ignore")
-        transformers.utils.logging.disable_progress_bar()
-        transformers.utils.logging.set_verbosity_error()
-        setup = _setup_of(trainer)
-        refuse_missing_kernels(setup)
-        install_replacements(AT_TRAIN, TracedScript(request, boundary, setup))
-        with shapes_from_values_are_unmodelled(), boundary.all_fake():
-            yield
-
-    return traced_training(trainer, train, tracer, fake, evaluations, **asked)
+@contextlib.contextmanager
+def _all_fake(request: ScriptRequest, boundary: RealAndFake, trainer: Any) -> Iterator[None]:
+    """Within it the training is traced."""
+    # What libraries say of tensors without memory, and of a save that writes nothing.
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    setup = _setup_of(trainer)
+    refuse_missing_kernels(setup)
+    install_replacements(AT_TRAIN, TracedScript(request, boundary, setup))
+    with shapes_from_values_are_unmodelled(), boundary.all_fake():
+        yield
 
 
 def _setup_of(trainer: Any) -> Setup:

@@ -1,9 +1,6 @@
 """The folder that Trainer makes when it is made (transformers 5.23.0: trainer.py 606): a script may write there before
-it trains, and a prediction leaves none behind.
-
-The script's process writes down what it makes in a folder that was not there before, a path a line; the process that
-waits for its end removes that, however it ended (`serve.py`). What somebody else has put there meanwhile stays.
-"""
+it trains, and a prediction leaves none behind. The script's process writes down what it makes there, a path a line;
+the process that waits for its end removes that (`serve.py`). What somebody else has put there stays."""
 
 from __future__ import annotations
 
@@ -30,12 +27,8 @@ _MAKES: Final = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}
 
 
 def folder_goes_away(record: Path) -> Callable[[Any], None]:
-    """Writes down to `record` what this process makes there. Trainer makes no repository on the hub.
-
-    Returns:
-        What begins with it for a Trainer of these arguments: before processes are forked that each make one, of which
-        none takes another's folder for the user's.
-    """
+    """Writes down to `record` what this process makes there. Trainer makes no repository on the hub. What comes back
+    begins with it for a Trainer of some arguments: before processes are forked that each make one."""
     original = Trainer.__init__
     made = _Made(record)
 
@@ -90,7 +83,7 @@ class _Made:
         """What writes files by code that is not Python's, of which the hook sees nothing."""
         save, tokenizers = safetensors.torch.save_file, PreTrainedTokenizerBase.save_pretrained
         torch.save = self._noting(torch.save)
-        replace_everywhere(save, self._noting(save), ("safetensors", "transformers", "accelerate", "peft"))
+        replace_everywhere(save, self._noting(save))
 
         @functools.wraps(tokenizers)
         def save_pretrained(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,5 @@
-"""Which commands start a training: launchers, and Python that runs code which could train.
-
-In: the words of a command, as `execve` gets them. Out: the words that train, and the script that they start; None for
-all other programs. Nothing is run or imported: shell scripts, the first line of programs and the imports of Python
-files are read.
+"""Which commands start a training: launchers, and Python that runs code which could train. Nothing is run or imported:
+shell scripts, the first line of programs and the imports of Python files are read.
 
 ```
 torchrun --nproc_per_node 2 train.py      a launcher
@@ -18,6 +15,7 @@ import ast
 import contextlib
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -77,12 +75,8 @@ _DEEPEST: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TrainingCommand:
-    """A command that trains.
-
-    Attributes:
-        words: its words, without those of a shell before it.
-        target: what stands for it on memkit's command line, such as `train.py -- --lr 1`; empty if that is not known.
-    """
+    """The words of a command that trains, without those of a shell before it; and what stands for it on memkit's
+    command line, such as `train.py -- --lr 1` (empty: not known)."""
 
     words: tuple[str, ...]
     target: str
@@ -111,7 +105,7 @@ class _Reader:
 
     def training(self, words: tuple[str, ...]) -> tuple[str, ...] | None:
         """The words that train."""
-        words = tuple(_without_assignments(words))
+        words = tuple(itertools.dropwhile(_ASSIGNMENT.match, words))
         if not words or self.depth > _DEEPEST:
             return None
         program, rest = Path(words[0]).name, words[1:]
@@ -158,13 +152,13 @@ class _Reader:
             if word[1] != "-" and "m" in word:
                 glued = word.partition("m")[2]
                 name, rest = (glued, rest[at + 1 :]) if glued else (next(iter(rest[at + 1 :]), ""), rest[at + 2 :])
-                return self._module_trains(name) or any(self._is_training(each) for each in rest)
+                if self._module_trains(name):
+                    return True
+                # A script behind a module that runs scripts, such as `coverage` or `pdb`.
+                scripts = (self.folder / each for each in rest if each.endswith(".py"))
+                return any(each.is_file() and _file_trains(each) for each in scripts)
             at += 2 if word in _VALUED else 1
         return at < len(rest) and _file_trains(self.folder / rest[at])
-
-    def _is_training(self, word: str) -> bool:
-        """A script behind a module that runs scripts, such as `coverage` or `pdb`."""
-        return word.endswith(".py") and (self.folder / word).is_file() and _file_trains(self.folder / word)
 
     def _module_trains(self, name: str) -> bool:
         top = name.partition(".")[0]
@@ -205,14 +199,6 @@ class _Reader:
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _VARIABLE: Final = re.compile(r"\$(?:(?P<name>\w+|[@*])|\{(?P<long>\w+|[@*])(?::?[-=](?P<default>[^}]*))?\})")
-
-
-def _without_assignments(words: Sequence[str]) -> Iterator[str]:
-    before = True
-    for word in words:
-        before = before and bool(_ASSIGNMENT.match(word))
-        if not before:
-            yield word
 
 
 def _commands(line: str) -> Iterator[list[str]]:
@@ -344,6 +330,9 @@ def _installed_as(path: Path) -> str | None:
     return None
 
 
+_distributions: Final = cache(packages_distributions)
+
+
 @cache
 def _package_trains(name: str, *, unknown: bool) -> bool:
     """Whether a module's package requires what trains; of torch itself, only its launchers do. `unknown`: the answer
@@ -358,11 +347,6 @@ def _package_trains(name: str, *, unknown: bool) -> bool:
         return unknown
     asked = [each for one in distributions for each in requires(one) or () if "extra ==" not in each]
     return any(re.split(r"[^\w.-]", each, maxsplit=1)[0].lower().replace("-", "_") in _NEED_TORCH for each in asked)
-
-
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    return packages_distributions()
 
 
 # ---- what to type instead ----

@@ -2,12 +2,9 @@
 
 Models ask such tensors: whether a mask is all ones, whether a label is below the vocabulary, how many inputs a mask
 picks. The answer decides what is allocated next, so it is computed, on the host and beside the fake tensor, as long as
-everything that a tensor was made from is known and it is small. A value that follows from weights, or from chance,
-is not known.
-
-Images and sound are large, and are only looked at: whether an image is padding, all zeros (transformers 5.23.0:
-modeling_idefics3.py, `get_image_features`). Their values are known as long as they are viewed, converted or compared,
-and what is computed with them is not.
+everything that a tensor was made from is known and it is small: not weights, and not chance. Images and sound are
+large, and are only looked at (transformers 5.23.0: modeling_idefics3.py, `get_image_features`): their values are known
+as long as they are viewed, converted or compared.
 """
 
 from __future__ import annotations
@@ -15,12 +12,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_any, tree_leaves, tree_map
+from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
@@ -95,14 +93,14 @@ def _sparse() -> NoReturn:
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
 
 
+@dataclass(slots=True, eq=False)
 class _Value:
     """Values of a tensor, on the host. Views of one tensor share `known`: what is written to one is written to all.
     `given`: they are those of a batch, only looked at since."""
 
-    __slots__ = ("given", "known", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, known: list[bool], *, given: bool) -> None:
-        self.tensor, self.known, self.given = tensor, known, given
+    tensor: torch.Tensor
+    known: list[bool]
+    given: bool
 
 
 def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -145,7 +143,9 @@ class KnownValues:
         """Computes the values of `result`, what `func` has given, if those of its arguments are known."""
         written = self._written.get(id(func))
         if written is None:
-            written = self._written[id(func)] = _written_arguments(func)
+            infos = [each.alias_info for each in func._schema.arguments]
+            written = tuple(number for number, each in enumerate(infos) if each is not None and each.is_write)
+            self._written[id(func)] = written
         first = args[0] if args else None
         if first.__class__ is FakeTensor and self.of(first) is None and func not in _FILLED_LIKE:
             self._forget(func, written, args, kwargs)
@@ -187,7 +187,11 @@ class KnownValues:
             if func is _aten.index.Tensor:
                 return func(args[0], self._positions(args[1]))
             if func is _aten.masked_select.default:
-                return args[0].new_empty(self._picked(args[0].shape, args[1]))
+                mask: Any = self._value_or_error(args[1])
+                with no_dispatch():
+                    shape: Any = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
+                    picked = int(mask.expand(shape).sum())
+                return args[0].new_empty(picked)
             if func in _CTC:
                 return self._ctc(args[0], args[3])
             result = self.compute(func, args, kwargs)
@@ -196,7 +200,12 @@ class KnownValues:
                 f"{func}: the size of its result depends on values that are computed or drawn by chance, and a trace "
                 "has none; measure with memkit run"
             ) from None
-        return tree_map(lambda leaf: _alike(args[0], leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+
+        def alike(leaf: torch.Tensor) -> torch.Tensor:
+            """Where the operation's tensors lie."""
+            return args[0].new_empty(leaf.shape, dtype=leaf.dtype)  # type: ignore[no-any-return]
+
+        return tree_map_only(torch.Tensor, alike, result)
 
     def _positions(self, indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Masks among the indices of `tensor[…]` as positions, as the kernel makes them first."""
@@ -214,12 +223,6 @@ class KnownValues:
                 picked = index.numel()
             found += [index.new_empty(picked, dtype=torch.int64) for _ in range(index.dim())]
         return found
-
-    def _picked(self, shape: torch.Size, mask: torch.Tensor) -> int:
-        """How many elements of a tensor of this shape the mask picks."""
-        values = self._value_or_error(mask)
-        with no_dispatch():
-            return int(values.expand(torch.broadcast_shapes(shape, values.shape)).sum())  # type: ignore[no-untyped-call]
 
     def _ctc(self, log_probabilities: torch.Tensor, lengths: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """A loss for each example, and its paths: twice as many states as the longest target has, and one
@@ -286,22 +289,11 @@ class KnownValues:
                     value.known[0] = False
 
 
-def _alike(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """A fake tensor of the shape and dtype of `result`, where `source` lies."""
-    return source.new_empty(result.shape, dtype=result.dtype)
-
-
 def _small(tensor: torch.Tensor, given: bool = False) -> bool:
     if given:
         return math.prod(tensor.shape) <= _MOST_LOOKED_AT
     most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_NUMBERS
     return math.prod(tensor.shape) <= most
-
-
-def _written_arguments(func: Any) -> tuple[int, ...]:
-    """Positions of the arguments that the operation writes to."""
-    arguments = func._schema.arguments
-    return tuple(n for n, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write)
 
 
 def _is_metric_of_trl() -> bool:

@@ -1,14 +1,11 @@
-"""Operations that CUDA's kernels refuse in some types, and fake tensors take.
-
-In: an operation of a training, and its arguments. Out: nothing, or `NoKernel`, as the real kernel raises
+"""Operations that CUDA's kernels refuse in some types, and fake tensors take: `NoKernel`, where the real kernel raises
 NotImplementedError. Only what is certainly refused is: `scripts/cuda_dtypes.py` generates the table beside this file
-from torch's own tests, and what those lack stands here with its source.
-"""
+from torch's own tests, and what those lack stands here with its source."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,27 +38,20 @@ _NOT_IN_OPINFOS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """
-    Attributes:
-        dtypes: in which the kernel is missing.
-        by_first: whether the first tensor's type decides; else all tensors are of that type, but for indices.
-    """
+    """The types in which a kernel is missing; by the first tensor's type, or else all tensors are of it, but for
+    indices."""
 
     dtypes: frozenset[torch.dtype]
     by_first: bool = False
 
 
 def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: Refusal, module: str) -> None:
-    """
-    Args:
-        func, args, kwargs: the operation.
-        refusal: of this operation, from `REFUSED`.
-        module: where it runs: the dotted name of a module, or empty.
+    """Of an operation of `REFUSED` in a module of this dotted name.
 
     Raises:
         NoKernel: CUDA has no kernel for the type of these arguments.
     """
-    first = _first(args, kwargs)
+    first = next(_tensors(args, kwargs), None)
     if first is None or device_type(first) != "cuda" or not first.numel():  # nothing is launched for no elements
         return
     dtype = first.dtype if refusal.by_first else type_of_call(args, kwargs)
@@ -78,23 +68,19 @@ def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refu
 def type_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
     """The type of all its tensors, where integers beside floating tensors are indices; None: there are several."""
     found = None
-    for value in (*args, *kwargs.values()):
-        for each in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(each, torch.Tensor):
-                continue
-            if found is None:
-                found = each.dtype
-            elif each.dtype is not found and (each.dtype.is_floating_point or not found.is_floating_point):
-                return None
+    for each in _tensors(args, kwargs):
+        if found is None:
+            found = each.dtype
+        elif each.dtype is not found and (each.dtype.is_floating_point or not found.is_floating_point):
+            return None
     return found
 
 
-def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     for value in (*args, *kwargs.values()):
         for each in value if isinstance(value, list | tuple) else (value,):
             if isinstance(each, torch.Tensor):
-                return each
-    return None
+                yield each
 
 
 def _read() -> dict[int, Refusal]:

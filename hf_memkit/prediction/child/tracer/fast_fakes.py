@@ -1,17 +1,12 @@
 """What an operation gives on fake tensors, from memory: the same operation on tensors of the same shapes came before.
 
-```
-operation, arguments ──> key ──> known? ── yes ──> a fake tensor of the kept description
-                                   └────── no ───> torch's FakeTensorMode, whose own cache is then read
-```
-
 A training repeats a few hundred operations for each layer, micro-batch and step. FakeTensorMode has a cache for that,
 and takes most of its time to make the key and the answer. Here both are made from fewer and cheaper questions. Nothing
 is decided here: an answer is kept where torch keeps one, from torch's own entry, and only if the tensor made of it is
 like the one that torch gave. What is unusual about an argument or an operation goes to torch, each time.
 
 It rests on `FakeTensorMode._cache_key`, `FakeTensorMode.cache` and their entries, as torch 2.13 has them. Where they
-are missing, nothing is kept, and everything goes to torch.
+are missing, everything goes to torch.
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -46,21 +42,14 @@ _UNUSUAL: Final[tuple[Any, ...]] = ()
 """In the place of a key: torch is asked."""
 
 
+@dataclass(slots=True, eq=False)
 class Known:
-    """What is remembered of an operation on arguments of one kind.
+    """What is remembered of an operation on arguments of one kind: how its result is made (None: torch is asked each
+    time), and the numbers of its rows in a `Work` where Python or autograd's engine calls it (None: not known yet)."""
 
-    Attributes:
-        make: how its result is made; None: torch is asked each time.
-        work, engine_work: numbers of its rows in a `Work` (`work_recorder.py`), called by Python and by autograd's
-            engine; None: not known yet.
-    """
-
-    __slots__ = ("engine_work", "make", "work")
-
-    def __init__(self, make: Make | None) -> None:
-        self.make = make
-        self.work: tuple[int, ...] | None = None
-        self.engine_work: tuple[int, ...] | None = None
+    make: Make | None
+    work: tuple[int, ...] | None = None
+    engine_work: tuple[int, ...] | None = None
 
 
 class FastFakes:
@@ -92,11 +81,8 @@ class FastFakes:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: Rule | None = None) -> Any:
         """What `func(*args, **kwargs)` gives, or the rule in its place. To be called where only the mode is active.
 
-        Args:
-            func: the operation.
-            args, kwargs: its arguments.
-            rule: what is to be called instead of it: a function of what its arguments are, and not of what they hold
-                or who holds them, which makes new tensors.
+        A rule is a function of what its arguments are, and not of what they hold or who holds them, which makes new
+        tensors.
         """
         self.last = None
         if args and args[0].__class__ is list and len(args[0]) > _LONGEST and self._usable:
@@ -295,12 +281,8 @@ def _description(tensor: Any) -> tuple[Any, ...]:
 
 
 def quick_dispatch(mode: type) -> None:
-    """Makes torch's way to the tracer shorter: each operation goes it, and twice as often the question on which device
-    a fake tensor lies. Nothing that is traced hangs on it, and where torch has no such function everything stays as it
-    is.
-
-    Replaces two of torch's functions. To be called before the first operation under a dispatch mode: torch keeps what
-    it finds then.
+    """Makes torch's way to the tracer shorter. To be called before the first operation under a dispatch mode: torch
+    keeps what it finds then.
 
     * Before it calls a mode, torch looks for a rule that somebody registered for this operation and this class of mode
       (torch 2.13: _library/simple_registry.py, `find_torch_dispatch_rule`). For `mode` there is none.
@@ -320,14 +302,10 @@ def quick_dispatch(mode: type) -> None:
         return
 
     def grouped(lists: Sequence[Sequence[Any]], with_indices: bool = False) -> Any:
-        kinds = {_place_and_type(tensor) for tensor in lists[0]}
+        kinds = {(each.fake_device, each.dtype) if each.__class__ is FakeTensor else None for each in lists[0]}
         if len(kinds) != 1 or None in kinds:
             return group(lists, with_indices)
         indices = list(range(len(lists[0]))) if with_indices else []
         return {kinds.pop(): ([list(each) for each in lists], indices)}
 
     core._group_tensors_by_device_and_dtype = grouped
-
-
-def _place_and_type(tensor: Any) -> tuple[torch.device, torch.dtype] | None:
-    return (tensor.fake_device, tensor.dtype) if tensor.__class__ is FakeTensor else None

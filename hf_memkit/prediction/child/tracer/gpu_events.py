@@ -32,74 +32,45 @@ _PRODUCTS: Final = frozenset(
 """Operations that call cuBLAS."""
 
 
-def _on_gpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cuda"
+def _cudnn(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    query, key = args[1], args[2]
+    return flash_backward_bytes(tuple(query.shape), tuple(key.shape), query.element_size())
 
 
 def _flash(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     """torch copies an output, and a gradient of it, whose memory is not in the order batch, length, head (pytorch:
     aten/src/ATen/native/transformers/cuda/attention_backward.cu, `_flash_attention_backward`: `contiguous()`)."""
-    if not _on_gpu(args[1]):
-        return 0
-    gradient, output = args[0], args[4]
-    copied = [each for each in (gradient, output) if not each.transpose(1, 2).is_contiguous()]
-    copied_bytes: int = sum(each.numel() * each.element_size() for each in copied)
-    return _cudnn(args, kwargs) + copied_bytes
-
-
-def _cudnn(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    query, key = args[1], args[2]
-    if not _on_gpu(query):
-        return 0
-    return flash_backward_bytes(tuple(query.shape), tuple(key.shape), query.element_size())
+    copied = [each for each in (args[0], args[4]) if not each.transpose(1, 2).is_contiguous()]
+    return _cudnn(args, kwargs) + sum(int(each.nbytes) for each in copied)
 
 
 def _flash_varlen(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     query, key, sequences = args[1], args[2], args[6]
-    if not _on_gpu(query) or sequences is None:
+    if sequences is None:
         return 0
     shapes = tuple(query.shape), tuple(key.shape)
     return flash_varlen_backward_bytes(*shapes, sequences.shape[0] - 1, query.element_size())
 
 
 def _efficient(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    if not _on_gpu(args[1]):
-        return 0
     query, key, value = (tuple(each.shape) for each in args[1:4])
     return efficient_backward_bytes(query, key, value, args[1].element_size())
 
 
 def _four_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     inputs, shape = args[0], args[2]
-    if not _on_gpu(inputs):
-        return 0
-    rows = inputs.numel() // inputs.shape[-1]
-    nested = kwargs.get("absmax_8bit") is not None
+    rows, nested = inputs.numel() // inputs.shape[-1], kwargs.get("absmax_8bit") is not None
     return four_bit_product_bytes(rows, tuple(shape), inputs.element_size(), nested=nested)
 
 
 def _eight_bit_inputs(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     threshold = args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
-    return eight_bit_inputs_bytes(args[0].numel(), threshold=threshold) if _on_gpu(args[0]) else 0
+    return eight_bit_inputs_bytes(args[0].numel(), threshold=threshold)
 
 
-def _eight_bit_product(codes: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> int:
-    if not _on_gpu(codes):
-        return 0
+def _eight_bits(codes: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> int:
     elements = codes.numel() // codes.shape[-1] * weight.shape[0]
     return eight_bit_product_bytes(elements, fp16=dtype is torch.float16)
-
-
-def _eight_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    return _eight_bit_product(args[0], args[1], kwargs.get("dtype") or torch.float16)
-
-
-def _eight_bits_and_outliers(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    return _eight_bit_product(args[1], args[2], args[0].dtype)
-
-
-def _norms(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    return foreach_norm_bytes([each.numel() for each in args[0]]) if _on_gpu(args[0][0]) else 0
 
 
 _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
@@ -107,11 +78,13 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
     "aten::_flash_attention_backward": _flash_varlen,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
-    "aten::_foreach_norm": _norms,
+    "aten::_foreach_norm": lambda args, kwargs: foreach_norm_bytes([each.numel() for each in args[0]]),
     "bitsandbytes::gemm_4bit": _four_bits,
     "bitsandbytes::int8_vectorwise_quant": _eight_bit_inputs,
-    "bitsandbytes::int8_scaled_mm": _eight_bits,
-    "bitsandbytes::int8_mixed_scaled_mm": _eight_bits_and_outliers,
+    "bitsandbytes::int8_scaled_mm": lambda args, kwargs: _eight_bits(
+        args[0], args[1], kwargs.get("dtype") or torch.float16
+    ),
+    "bitsandbytes::int8_mixed_scaled_mm": lambda args, kwargs: _eight_bits(args[1], args[2], args[0].dtype),
 }
 
 
@@ -135,13 +108,13 @@ class GpuEvents:
             name = func._schema.name
             known = self._known[id(func)] = name in _PRODUCTS, _SCRATCH.get(name)
         product, taken = known
-        if product and _on_gpu(args[0]):
-            self._workspace()
-        return taken(args, kwargs) if taken is not None else 0
-
-    def _workspace(self) -> None:
-        """cuBLAS keeps a workspace for each thread that calls it: autograd's backward has a thread of its own."""
-        backward = torch._C._current_graph_task_id() != -1
-        if backward not in self._with_workspace:
+        if not product and taken is None:
+            return 0
+        first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
+        if first.device.type != "cuda":
+            return 0
+        # cuBLAS keeps a workspace for each thread that calls it: autograd's backward has a thread of its own.
+        if product and (backward := torch._C._current_graph_task_id() != -1) not in self._with_workspace:
             self._with_workspace.add(backward)
             self._keep(cublas_workspace_bytes(self._capability), "buffers", "cuBLAS workspace")
+        return taken(args, kwargs) if taken is not None else 0

@@ -29,39 +29,22 @@ def anonymous_bytes() -> int:
 
 @dataclass(slots=True)
 class _File:
-    """Mapped into memory, as a whole.
-
-    Attributes:
-        tensors: how many of it live.
-        written_bytes: of these that were written to: copies, which last as long as the file is mapped.
-    """
+    """Mapped into memory: how many tensors of it live, and bytes of these that were written to, which last as long as
+    it."""
 
     tensors: int = 0
     written_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _Held:
-    """A storage that lives, and the file that it is mapped from."""
-
-    reference: weakref.ref[Any]
-    file: _File | None
-
-
 class HostWatch:
-    """Counts storages of fake tensors on the CPU.
-
-    Weights that are loaded as they are stored stay in their file (safetensors maps it): the system takes their RAM
-    back where it is short. Who writes to one makes a copy (mmap(2): MAP_PRIVATE).
-
-    Attributes:
-        most: by phase: bytes that lived at once.
-    """
+    """Counts storages of fake tensors on the CPU; `most`: bytes that lived at once, by phase. Weights that are loaded
+    as they are stored stay in their file (safetensors maps it): the system takes their RAM back where it is short. Who
+    writes to one makes a copy (mmap(2): MAP_PRIVATE)."""
 
     def __init__(self) -> None:
         self.most: dict[Phase, int] = {}
         self._began, self._own = anonymous_bytes(), 0
-        self._live: dict[int, _Held] = {}
+        self._live: dict[int, tuple[weakref.ref[Any], _File | None]] = {}  # and the file that it is mapped from
         self._now = self._highest = 0
         self._loading: tuple[_File, torch.dtype | None] | None = None
 
@@ -94,11 +77,11 @@ class HostWatch:
             else:
                 file.tensors += 1
             gone = functools.partial(self._gone, address, size, file)
-            self._live[address] = _Held(weakref.ref(storage, gone), file)
-        elif held.file is not None and self._loading is None and _writes(operation):
+            self._live[address] = weakref.ref(storage, gone), file
+        elif held[1] is not None and self._loading is None and _writes(operation):
             self._add(size)
-            held.file.written_bytes += size
-            self._live[address] = _Held(held.reference, None)
+            held[1].written_bytes += size
+            self._live[address] = held[0], None
 
     def _add(self, size: int) -> None:
         self._now += size
@@ -120,5 +103,4 @@ class HostWatch:
 
 
 def _writes(operation: Any) -> bool:
-    schema = getattr(operation, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
+    return bool(getattr(getattr(operation, "_schema", None), "is_mutable", False))

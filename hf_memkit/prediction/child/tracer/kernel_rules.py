@@ -139,11 +139,8 @@ _LEARNT: Final[list[tuple[int, int]]] = []
 
 
 def learn_counts(*, in_a_fork: bool = False) -> None:
-    """Finds out what `_counts` gives of a gradient that only autograd holds, as an operation's recorder sees it.
-
-    To be called once before the training: it runs a backward pass of its own. `in_a_fork`: that runs in a process of
-    its own, because one that has run a backward pass cannot be forked and run another.
-    """
+    """Finds out what `_counts` gives of a gradient that only autograd holds, by a backward pass before the training.
+    `in_a_fork`: in a process of its own, because one that has run a backward pass cannot be forked and run another."""
     if _LEARNT:
         return
     if not in_a_fork:

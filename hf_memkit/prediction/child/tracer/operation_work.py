@@ -83,13 +83,7 @@ _MOST_BLOCKS: Final = 320
 
 
 def operations_of(func: Any, args: Arguments, kwargs: Named, result: Any, device: str) -> tuple[Operation, ...]:
-    """The rows of one call, in the order in which their kernels run.
-
-    Args:
-        func: the operation (an `OpOverload`).
-        args, kwargs, result: as the dispatcher has them.
-        device: type of the device that counts, such as `"cuda"`.
-    """
+    """The rows of one call on a type of device, in the order in which their kernels run."""
     namespace, name, free = _named(func)
     if free:
         return ()
@@ -107,13 +101,7 @@ def operations_of(func: Any, args: Arguments, kwargs: Named, result: Any, device
 
 def beside_dispatcher(name: str, arguments: Iterable[Any], device: str, **fields: Any) -> Operation:
     """The row of a kernel that is called past the dispatcher: each tensor among its arguments, read or written once.
-
-    Args:
-        name: such as `"triton.NAME"`.
-        arguments: what the kernel is given; what is no tensor does not count.
-        device: type of the device that counts.
-        fields: of `Operation`, in the place of these.
-    """
+    `fields`: of `Operation`, in the place of these."""
     tensors = [each for each in plain_tensors_in(arguments) if device_type(each) == device]
     values: dict[str, Any] = {
         "kind": "memory",
@@ -191,13 +179,13 @@ def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any)
     elif name == "copy_":
         target, source = args[0], args[1]
     elif name == "_local_scalar_dense":
-        return _one(func, "memory", args[0], 0, held_bytes(args[0]), waits=True)
+        return Operation(str(func), "memory", _dtype(args[0]), 0, held_bytes(args[0]), waits=True)
     else:
         return None
     if device_type(source) == device_type(target):
         return None
     later = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
-    return _one(func, "transfer", target, 0, held_bytes(target), waits=not later)
+    return Operation(str(func), "transfer", _dtype(target), 0, held_bytes(target), waits=not later)
 
 
 def _given(func: Any, args: Arguments, kwargs: Named) -> Iterator[tuple[Any, Any]]:
@@ -229,24 +217,12 @@ def _alignment(tensor: torch.Tensor) -> int:
     return math.gcd(8, max(tensor.stride()[-2:]))
 
 
-def _mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    a, b = args[0], args[1]
-    return _multiplied(func, a, (1, a.shape[0], b.shape[1], a.shape[1]), (a, b, result))
-
-
-def _addmm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    added, a, b = args[:3]
-    return _multiplied(func, a, (1, a.shape[0], b.shape[1], a.shape[1]), (added, a, b, result))
-
-
-def _bmm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    a, b = args[0], args[1]
-    return _multiplied(func, a, (a.shape[0], a.shape[1], b.shape[2], a.shape[2]), (a, b, result))
-
-
-def _baddbmm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    added, a, b = args[:3]
-    return _multiplied(func, a, (a.shape[0], a.shape[1], b.shape[2], a.shape[2]), (added, a, b, result))
+def _product(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
+    """Of two matrices, or of two batches of them; what is added stands before them."""
+    added = "add" in func._schema.name
+    a, b = args[1:3] if added else args[:2]
+    shape = (a.shape[0] if a.dim() > 2 else 1, a.shape[-2], b.shape[-1], a.shape[-1])
+    return _multiplied(func, a, shape, (*args[: 2 + added], result))
 
 
 def _mv(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
@@ -382,23 +358,14 @@ def _linear_cross_entropy(func: Any, args: Arguments, kwargs: Named, result: Any
 
 def _attention(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
     """(batch, heads, length, head size); fewer heads of keys are shared."""
-    query, key, value = args[:3]
-    causal = _argument(func, "is_causal", args, kwargs)
-    return _attended(func, query.shape, key.shape, value.shape, query, args, kwargs, result, causal=causal, products=2)
-
-
-def _attention_backward(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """Scores are computed again, and two products for each of the two forward (Dao 2023, arXiv 2307.08691, 2.3.1)."""
-    query, key, value = args[1:4]
-    causal = _argument(func, "is_causal", args, kwargs)
-    return _attended(func, query.shape, key.shape, value.shape, query, args, kwargs, result, causal=causal, products=5)
+    query, key, value = args[1:4] if "backward" in func._schema.name else args[:3]
+    return _attended(func, query.shape, key.shape, value.shape, query, args, kwargs, result)
 
 
 def _flash(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
     """`_flash_attention_forward` and `_backward`: (batch, length, heads, head size), or (tokens, heads, head size) of
     sequences that lie behind one another, taken for equally long."""
-    backward = "backward" in func._schema.name
-    query, key, value = args[1:4] if backward else args[:3]
+    query, key, value = args[1:4] if "backward" in func._schema.name else args[:3]
     sequences = _argument(func, "cum_seq_q", args, kwargs)
     count = max(1, sequences.shape[0] - 1) if isinstance(sequences, torch.Tensor) else 0
 
@@ -407,27 +374,26 @@ def _flash(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Oper
             return count, each.shape[1], -(-each.shape[0] // count), each.shape[2]
         return each.shape[0], each.shape[2], each.shape[1], each.shape[3]
 
-    causal = _argument(func, "is_causal", args, kwargs)
-    return _attended(
-        func, shape(query), shape(key), shape(value), query, args, kwargs, result,
-        causal=causal, products=5 if backward else 2,
-    )  # fmt: skip
+    return _attended(func, shape(query), shape(key), shape(value), query, args, kwargs, result)
 
 
 def _attended(
     func: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int], typed: torch.Tensor, args: Arguments,
-    kwargs: Named, result: Any, *, causal: bool, products: int,
+    kwargs: Named, result: Any,
 ) -> tuple[Operation, ...]:  # fmt: skip
+    """Two products forward; backward those, and two for each: scores are computed again (Dao 2023, arXiv 2307.08691,
+    2.3.1)."""
+    backward, causal = "backward" in func._schema.name, _argument(func, "is_causal", args, kwargs)
     batch, heads, rows, size = query
     columns = key[-2]
-    of_keys, of_values = {2: (1, 1), 5: (3, 2)}[products]
+    of_keys, of_values = (3, 2) if backward else (1, 1)
     flops = 2 * batch * heads * rows * columns * (of_keys * size + of_values * value[-1])
     moved = sum(map(held_bytes, plain_tensors_in((args, *kwargs.values(), result))))
     name = f"{func!s} (dropout)" if _argument(func, "dropout_p", args, kwargs) else str(func)
     return (
         Operation(
             name, "attention", _dtype_of_products(typed), flops // 2 if causal else flops, moved,
-            (batch * heads, rows, columns, size), launches=1 if products == 2 else 3,
+            (batch * heads, rows, columns, size), launches=3 if backward else 1,
         ),
     )  # fmt: skip
 
@@ -441,29 +407,20 @@ def _argument(func: Any, name: str, args: Arguments, kwargs: Named) -> Any:
 
 
 _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operation, ...]]]] = {
-    "mm": _mm,
-    "addmm": _addmm,
-    "addmm_": _addmm,
-    "_addmm_activation": _addmm,
-    "bmm": _bmm,
-    "baddbmm": _baddbmm,
-    "baddbmm_": _baddbmm,
+    **dict.fromkeys(("mm", "addmm", "addmm_", "_addmm_activation", "_scaled_mm", "_int_mm"), _product),
+    **dict.fromkeys(("bmm", "baddbmm", "baddbmm_"), _product),
     "mv": _mv,
     "addmv": _mv,
     "dot": _dot,
-    "_scaled_mm": _mm,
-    "_int_mm": _mm,
     "linear": _linear,
     "_grouped_mm": _grouped_mm,
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
-    **{f"_scaled_dot_product_{name}_attention": _attention for name in ("flash", "efficient", "cudnn")},
     **{
-        f"_scaled_dot_product_{name}_attention_backward": _attention_backward
+        f"_scaled_dot_product_{name}_attention{end}": _attention
         for name in ("flash", "efficient", "cudnn")
+        for end in ("", "_backward", "_for_cpu", "_for_cpu_backward")
     },
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_flash_attention_forward": _flash,
     "_flash_attention_backward": _flash,
     "_linear_cross_entropy_batch_chunked": _linear_cross_entropy,
@@ -501,7 +458,3 @@ def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> st
         if precision == "tf32":
             return "tf32"
     return _dtype(tensor)
-
-
-def _one(func: Any, kind: Kind, typed: torch.Tensor, flops: int, moved: int, **fields: Any) -> Operation:
-    return Operation(str(func), kind, _dtype(typed), flops, moved, **fields)

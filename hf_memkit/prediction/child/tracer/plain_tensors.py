@@ -8,22 +8,16 @@ from typing import Any
 import torch
 
 
-def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the memory: those inside a tensor subclass such as torchao's 8-bit states, or itself."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None or is_fake(tensor):
-        return [tensor]
-    return [inner for name in flatten()[0] for inner in plain_tensors(getattr(tensor, name))]
-
-
 def plain_tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values, and in lists; of a subclass those that hold its memory."""
+    """The tensors among values, and in lists; of a subclass, such as torchao's 8-bit states, those inside it that hold
+    its memory."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            if is_fake(value) or not hasattr(value, "__tensor_flatten__"):
+            flatten = None if is_fake(value) else getattr(value, "__tensor_flatten__", None)
+            if flatten is None:
                 yield value
             else:
-                yield from plain_tensors(value)
+                yield from plain_tensors_in([getattr(value, name) for name in flatten()[0]])
         elif isinstance(value, list | tuple):
             yield from plain_tensors_in(value)
 

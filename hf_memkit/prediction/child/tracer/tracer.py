@@ -1,9 +1,7 @@
-"""Records every storage that torch operations make on one kind of device, and when it goes away.
-
-A dispatch mode sees each operation below autograd and autocast, also those of the backward pass and of the optimizer.
-A storage is freed when torch frees it: a weak reference to it tells. What frees one is Python's reference counting, so
-that the order of events is that of the real run, but for cycles that the garbage collector would find later.
-"""
+"""Records every storage that torch operations make on one kind of device, and when it goes away. A dispatch mode sees
+each operation below autograd and autocast, also those of the backward pass and of the optimizer. A weak reference
+tells when a storage is freed: the order of events is that of the real run, but for cycles that the garbage collector
+would find later."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from hf_memkit.prediction.child.tracer.fast_fakes import FastFakes
 from hf_memkit.prediction.child.tracer.gpu_events import GpuEvents
 from hf_memkit.prediction.child.tracer.host_memory import HostWatch
 from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
-from hf_memkit.prediction.child.tracer.plain_tensors import device_type, is_fake, plain_tensors
+from hf_memkit.prediction.child.tracer.plain_tensors import device_type, is_fake, plain_tensors_in
 from hf_memkit.prediction.child.tracer.work_recorder import WorkRecorder, activate
 from hf_memkit.prediction.trace.trace import Trace
 
@@ -58,17 +56,14 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device_type: which storages count, such as `"cuda"`.
         capability: of the GPU whose own libraries' memory is traced too; None: of none.
-        work: whether what is computed is recorded too.
+        work: whether what is computed is recorded too, by `recorder`.
 
     Attributes:
         trace: what has been recorded; complete after `finish`.
         default: the category of what is made from now on, and nothing else names.
         module: the dotted name of the module that is running, set from outside.
-        device_type: which storages count.
-        items: how often the value of a tensor was asked for, by module, and was made up.
-        made_up: called whenever it was.
+        items: how often the value of a tensor was asked for, by module, and was made up; then `made_up` is called.
         host: what lies in RAM beside a GPU; None: the CPU itself trains.
-        recorder: records what is computed; None: that was not asked for.
         known: the values of fake tensors, where they follow from what was given.
     """
 
@@ -132,7 +127,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = CATEGORIES.index(category)
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and device_type(tensor) == self.device_type:
-                for plain in plain_tensors(tensor):
+                for plain in plain_tensors_in((tensor,)):
                     storage = self._live.get(plain.untyped_storage()._cdata)
                     if storage is not None:
                         self.trace.category_of[storage - 1] = number
@@ -244,7 +239,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         if isinstance(leaf, torch.Tensor):
                             self._watch(leaf, func, args)
         if self._gpu is not None and (scratch := self._gpu.scratch(func, args, kwargs)):
-            self._freed(self._made(scratch, self.default, self._operation(f"{func} (scratch)")))
+            number = self._made(scratch, self.default, self._operation(f"{func} (scratch)"))
+            self.trace.events.append(-number)
         return result
 
     def _item(self, tensor: torch.Tensor, values: KnownValues) -> bool | float:
@@ -265,7 +261,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
         if hasattr(tensor, "__tensor_flatten__") and not is_fake(tensor):
-            for inner in plain_tensors(tensor):
+            for inner in plain_tensors_in((tensor,)):
                 self._watch(inner, func, args)
             return
         storage = tensor.untyped_storage()
@@ -292,15 +288,12 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._live.get(address) == number:
             del self._live[address]
         self._watched.pop(number, None)
-        self._freed(number)
+        self.trace.events.append(-number)
 
     def _made(self, size_bytes: int, category: Category, operation: int) -> int:
         number = self.trace.add(size_bytes, CATEGORIES.index(category), operation, self._module)
         self.trace.events.append(number)
         return number
-
-    def _freed(self, number: int) -> None:
-        self.trace.events.append(-number)
 
     def _category_of(self, tensor: Any) -> Category | None:
         if not isinstance(tensor, torch.Tensor) or device_type(tensor) != self.device_type:

@@ -1,9 +1,6 @@
-"""Records what a traced training computes: fills a `Work`, call by call.
-
-The tracer tells it of each operation. Kernels that don't pass the dispatcher are told by `launched`, where a rule of
-this package replaces them; or stand in `NOT_TOLD` with the reason (tests/prediction/test_work_recorder.py looks for
-those that do neither).
-"""
+"""Records what a traced training computes, call by call. The tracer tells it of each operation; kernels that don't
+pass the dispatcher are told by `launched`, or stand in `NOT_TOLD` with the reason
+(tests/prediction/test_work_recorder.py looks for those that do neither)."""
 
 from __future__ import annotations
 
@@ -30,17 +27,11 @@ NOT_TOLD: Final[Mapping[str, str]] = {
 
 
 class WorkRecorder:
-    """
-    Args:
-        device_type: which device counts, such as `"cuda"`.
-
-    Attributes:
-        work: what has been recorded.
-    """
+    """Fills `work` with what is computed on one type of device."""
 
     def __init__(self, device_type: str) -> None:
         self.work = Work()
-        self._device_type = device_type
+        self.device_type = device_type
         self._numbers: dict[Operation, int] = {}
 
     def call(
@@ -49,11 +40,11 @@ class WorkRecorder:
         """An operation has been called. `known`: what is remembered of it on such arguments; None: nothing is."""
         engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         if known is None:
-            self.work.calls += self._rows(operations_of(func, args, kwargs, result, self._device_type), engine)
+            self.work.calls += self._rows(operations_of(func, args, kwargs, result, self.device_type), engine)
             return
         rows = known.engine_work if engine else known.work
         if rows is None:
-            rows = self._rows(operations_of(func, args, kwargs, result, self._device_type), engine)
+            rows = self._rows(operations_of(func, args, kwargs, result, self.device_type), engine)
             if engine:
                 known.engine_work = rows
             else:
@@ -64,10 +55,6 @@ class WorkRecorder:
         """Rows that the caller has made itself."""
         engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         self.work.calls += self._rows(operations, engine)
-
-    def beside(self, name: str, arguments: Iterable[Any], **fields: Any) -> None:
-        """A kernel has been called past the dispatcher; see `operation_work.beside_dispatcher`."""
-        self.add(beside_dispatcher(name, arguments, self._device_type, **fields))
 
     def again(self, begin: int, times: float, name: str) -> None:
         """The calls from `begin` on come so many times more, which are not traced: one row for all of them."""
@@ -115,4 +102,4 @@ def turns(name: str) -> Callable[[float], None]:
 def launched(name: str, arguments: Iterable[Any], **fields: Any) -> None:
     """A kernel would run now that no dispatcher sees: its row, if work is recorded at all."""
     if _active:
-        _active[0].beside(name, arguments, **fields)
+        _active[0].add(beside_dispatcher(name, arguments, _active[0].device_type, **fields))

@@ -1,9 +1,9 @@
 """What generating holds, on fake tensors: evaluations with `predict_with_generate`, and models that train on their own
 answers (TRL's GRPO and RLOO).
 
-Which token comes next is computed, and a trace has no values; so that of the loop of `generate` three turns are run,
-by its own code: the prompt's, and those of the last two tokens, with keys and values of all tokens before them, of
-every beam. That every answer is as long as it may be is a bound: a real one may end earlier.
+Which token comes next is a value, which a trace does not have; so of the loop of `generate` three turns are run, by
+its own code: the prompt's, and those of the last two tokens, with keys and values of all tokens before them, of every
+beam. That every answer is as long as it may be is a bound: a real one may end earlier.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _longest(loop: Any) -> Any:
             if options["use_cache"]:
                 _grow(options["past_key_values"], skipped - 1)
             input_ids = torch.cat([input_ids, input_ids.new_full((rows, skipped), word)], dim=1)
-            self._prefill = functools.partial(_next, self)
+            # Of a turn that is not the first.
+            self._prefill = lambda ids, _, given, **__: self(**later_arguments(self, ids, given), return_dict=True)
         # Of which beam each token is: of those that go on, of the best, and of twice as many that are candidates.
         of_beams = input_ids.new_empty((4 if beams > 1 else 0, rows, skipped), dtype=torch.int32)
         again = itertools.repeat(True, turns)
@@ -168,11 +169,6 @@ def _longest(loop: Any) -> Any:
 
 _TURNS: Final = 2
 """The last ones, so that what the loop keeps from one to the next is there in the last."""
-
-
-def _next(model: Any, input_ids: torch.Tensor, generation_config: Any, options: dict[str, Any], **_: Any) -> Any:
-    """A turn that is not the first."""
-    return model(**later_arguments(model, input_ids, options), return_dict=True)
 
 
 def _later(model: Any, outputs: Any, options: dict[str, Any], tokens: int) -> dict[str, Any]:

@@ -1,17 +1,16 @@
-"""TRL's SFTTrainer in a traced training: rows of tokens with labels, a tokenizer, and its fused head on a GPU.
-
-It asks for a `datasets.Dataset` and a tokenizer, and pads or flattens rows itself. On a GPU its head runs Triton
+"""TRL's SFTTrainer: its rows (a `datasets.Dataset`), a tokenizer, and its fused head on a GPU. That runs Triton
 kernels, which keep and make nothing that the Python around them does not allocate; where Triton is not installed, TRL
-would take another path, whose tiles are larger. Every token has a label here: how many of a user's have none, which
-the head leaves out, is not known.
-"""
+would take another path, whose tiles are larger. Every token has a label here: how many of a user's have none is not
+known."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from hf_memkit.prediction.child.example_inputs import Behind, Rows
+from torch.utils.data import ConcatDataset
+
+from hf_memkit.prediction.child.example_inputs import Rows
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 from hf_memkit.setup.setup import Setup
 
@@ -31,7 +30,7 @@ def sft_rows(setup: Setup, row: dict[str, Any], batch_size: int, count: int) -> 
     return Rows(row, count, {name: values[:-1] for name, values in row.items()}, batch_size)
 
 
-def as_dataset(rows: Rows | Behind) -> Any:
+def as_dataset(rows: Rows | ConcatDataset[Any]) -> Any:
     """`rows` as SFTTrainer takes them."""
     from datasets import Dataset
 

@@ -1,9 +1,5 @@
 """What happens when a script calls `train()`: a few optimizer steps are traced with the Trainer that it made, then
-what its arguments ask for besides.
-
-In: the user's Trainer, ready to train. Out: a trace, and what the training is, as plain data. The same steps are made
-with real tensors on a CPU, to compare with.
-"""
+what its arguments ask for besides. With real tensors on a CPU the same steps are made, to compare with."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
-from hf_memkit.catalog.library_versions import is_on, name_in_version
+from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, name_in_version
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import carried_by
 from hf_memkit.prediction.child.example_inputs import base_model
@@ -35,23 +31,23 @@ from hf_memkit.prediction.child.libraries.deepspeed_engine import as_the_engine_
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.generation import generates, generates_nothing
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import (
+from hf_memkit.prediction.child.trainer_kinds.online import (
     answers_are_made_up,
     before_step,
     draws_whose_answers,
     learns_from_answers,
-    reference_loaders,
-    trace_reference,
-    traced_vllm,
 )
+from hf_memkit.prediction.child.trainer_kinds.preference import reference_loaders, trace_reference
+from hf_memkit.prediction.child.trainer_kinds.vllm import traced_vllm
 from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
 from hf_memkit.prediction.child.training.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
 from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, overrides_optimizer, plan_facts
+from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, plan_facts
 from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, made_here
 from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, chosen_steps
 from hf_memkit.prediction.child.users_code import line_that_asks
 from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
+from hf_memkit.setup.script_overrides import overrides_optimizer
 
 MICRO_BATCHES: Final = 2
 """From the second micro-batch on gradients are there during forward; a third one is like the second."""
@@ -81,14 +77,12 @@ _UNASKED_S: Final = 20.0
 _CONTEXT_BYTES: Final = 2**30
 """More than a process holds beside its tensors."""
 
-_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
-
 
 def traced_training(
     trainer: Any,
     train: Callable[[Any], Any],
     tracer: StorageTracer,
-    fake: Callable[[], contextlib.AbstractContextManager[Any]],
+    fake: contextlib.AbstractContextManager[Any],
     evaluations: Evaluations,
     *,
     worst: bool = True,
@@ -134,7 +128,7 @@ def traced_training(
         watch = TrainingWatch(tracer)
         watch.watch_parts(trainer)
         notes += _callbacks(trainer, watch)
-        with fake():
+        with fake:
             tracer.adopt(_weights(tracer.device_type))
             if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: every answer is counted at its maximum length")
@@ -172,7 +166,7 @@ def traced_training(
             for call in evaluated:
                 evaluations.trace(call, dtype)
             tracer.ended(watch.phase)
-            evaluation_notes = evaluations.take_notes()
+            evaluation_notes = list(evaluations.notes)
             if not evaluated and tracer.recorder is None and has_length(trainer.eval_dataset):
                 began = len(events)
                 with (
@@ -232,10 +226,7 @@ def _surely_fits(tracer: StorageTracer) -> bool:
 
 
 def _refuse(trainer: Any, device_type: str) -> None:
-    """
-    Raises:
-        Unmodelled: what cannot be traced, or is no training on the device.
-    """
+    """Raises Unmodelled for what cannot be traced, or is no training on the device."""
     arguments = trainer.args
     if arguments.device.type != device_type:
         asked = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
@@ -310,8 +301,7 @@ def fp16_overflow(trainer: Any) -> str:
 
 
 def _batches_tried(trainer: Any) -> list[int]:
-    """Those that `auto_find_batch_size` would try, one after the other, each after an out-of-memory error: accelerate
-    itself says which."""
+    """Those that `auto_find_batch_size` would try, each after an out-of-memory error: accelerate itself says which."""
     if not trainer.args.auto_find_batch_size:
         return []
     found: list[int] = []
@@ -371,8 +361,7 @@ def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]
 
 
 def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:
-    """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away. The arguments as
-    they were."""
+    """A few steps, no logs, no pushes, nothing written but to a folder that goes away. The arguments as they were."""
     arguments = trainer.args
     plain = {
         **SHORT_AND_QUIET,
@@ -396,7 +385,7 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
     notes = []
     for each in trainer.callback_handler.callbacks:
         kind = type(each)
-        if kind.__module__.startswith(_LIBRARIES):
+        if kind.__module__.startswith(CALLBACKS_OF_LIBRARIES):
             continue
         events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
         overridden = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]
@@ -407,9 +396,8 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """Parameters with their scales, and buffers, of all modules that there are, teachers and reference models too.
-    What is real, on the host, becomes part of the traced training: buffers, and where that is on the host parameters
-    too."""
+    """Parameters with their scales, and buffers, of all modules that there are. What is real, on the host, becomes
+    part of the traced training: buffers, and where that is on the host parameters too."""
     found: list[torch.Tensor] = []
     for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():

@@ -1,11 +1,9 @@
-"""Which batches the script's own sampler can form: the one that needs most, and a usual one.
+"""Which batches the script's own sampler can form: the one that needs most, and a usual one, made by its collator.
 
-In: a data loader. Out: batches as the script's collator makes them, real tensors on the host. Memory follows the
-largest batch, and the largest has the longest row: collators pad all rows of a batch to it.
-
-Of images and sound only headers are read, and what the processor makes of them is found out by collating alone the
-rows that could be the largest, and some by chance, by which a usual batch is found. A batch of the most tokens need
-not be the one with the largest images, and which of the two needs more is for the trace to say: both are chosen.
+Memory follows the largest batch, and the largest has the longest row: collators pad all rows of a batch to it. Of
+images and sound only headers are read; what the processor makes of them is found out by collating alone the rows that
+could be the largest, and some by chance. A batch of the most tokens need not be the one with the largest images, and
+which of the two needs more is for the trace to say: both are chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 from hf_memkit.prediction.child.training.traced_batches import on_host
-from hf_memkit.prediction.traced_training import BatchLengths
+from hf_memkit.prediction.traced_training import BatchLengths, BatchShapes
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -61,18 +59,17 @@ class Chosen:
     Attributes:
         worst: the one that needs most of those that the sampler can form.
         said: which rows were looked at, and what the worst batch is.
-        usual, high: the median batch, and the one that 95 of 100 do not exceed; None: the rows cannot be told apart.
         rows: of the worst batch; 0: unknown.
+        usual, high: the median batch, and the one that 95 of 100 do not exceed; None: the rows cannot be told apart.
         half, cut: the worst batch with half of its rows, and with rows cut to so many tokens, the most that 95 of 100
             rows have; None: there is no such batch.
         unreadable: a row that cannot be read, and why.
         others: more batches that may need most: they have more tokens than `worst` has, or larger images.
         shuffled: whether the sampler lets any rows meet.
         digest: of the sizes of all rows; empty: not all were read.
-        mean: how many times the tokens of "usual" and of "worst" batches have on average: with padding, and without;
-            empty: sizes are no tokens.
-        padding: share of a batch, on average, that is padding if its rows are padded to the longest of them; of two
-            rows where the loader gives one. None: sizes are no tokens.
+        mean: how many times the tokens of "usual" and of "worst" batches have on average: with padding, and without.
+        padding: share of a batch that is padding, on average, if rows are padded to the longest of a batch, or of two
+            where the loader gives one. None, and `mean` empty: sizes are no tokens.
     """
 
     worst: Batch
@@ -97,7 +94,9 @@ def chosen_batches(loader: Any) -> Chosen:
         Unmodelled: it gives no batch.
     """
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-    sampler = _innermost(getattr(loader, "batch_sampler", None))
+    sampler: Any = getattr(loader, "batch_sampler", None)
+    while hasattr(sampler, "batch_sampler"):  # accelerate wraps it for the ranks
+        sampler = sampler.batch_sampler
     size = int(getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0)
     why = "its rows are unknown"
     if dataset is not None and collate is not None and (size or sampler is not None):
@@ -121,19 +120,26 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
     def lengths(batch: Batch) -> dict[str, int]:
         return {name: int(batch[name].shape[1]) for name in columns}
 
-    worst, usual, high = of(chosen.worst), chosen.usual, chosen.high
-    if usual is not None and not is_much_larger(worst, of(usual)):
-        usual = None
+    shapes = shapes_of(chosen, of)
+    usual = chosen.usual if shapes is not None else None
     return BatchLengths(
-        worst=lengths(worst),
+        worst=lengths(chosen.worst),
         usual=lengths(usual) if usual is not None else None,
         half=lengths(chosen.half) if chosen.half is not None else None,
         cut=lengths(chosen.cut[0]) if chosen.cut is not None else None,
         rows=chosen.rows,
         said=chosen.said,
-        shapes=told_apart([worst, of(usual), of(high) if high is not None else None]) if usual is not None else [],
-        shuffled=chosen.shuffled,
+        shapes=shapes,
     )
+
+
+def shapes_of(chosen: Chosen, of: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
+    """The worst, usual and high batch in words; `of`: the part of a batch that counts. None: they are about alike."""
+    if chosen.usual is None or not _exceeds(needs(of(chosen.worst)), needs(of(chosen.usual)), _MUCH_LARGER):
+        return None
+    grouping = chosen.shuffled and shape_of(of(chosen.worst)).endswith(" tokens")
+    worst, usual, high = told_apart([of(each) for each in (chosen.worst, chosen.usual, chosen.high)])
+    return BatchShapes(worst, usual, high, grouping)
 
 
 def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
@@ -168,7 +174,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         draws = _drawn(sizes, size)
     else:
         sizes, marks = _all_marks(found, alone)
-        passes = _passes(sampler) if found.rows is not None else iter([_in_order(found.read, size)])
+        in_order = [list(range(at, min(at + size, found.read))) for at in range(0, found.read, size)]
+        passes = _passes(sampler) if found.rows is not None else iter([in_order])
         draws = candidates = next(passes)
         for formed in passes:
             candidates = [*_largest(candidates, marks), *formed]
@@ -181,7 +188,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     largest = {max(most, key=most.__getitem__), max(most, key=lambda at: most[at][1])}
     numbers = candidates[chosen]
     worst = made(numbers)
-    others = [made(candidates[at]) for at in sorted(largest) if _is_larger(most[at], most[chosen])]
+    others = [made(candidates[at]) for at in sorted(largest) if _exceeds(most[at], most[chosen], _MORE)]
     ranks = _scores(alone)
     rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(found.sizes[number])) for number in numbers}
     numbers = sorted(numbers, key=rank.__getitem__)
@@ -201,6 +208,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         in_all = sum(_padded(each, sizes) for each in several)
         padding = 1 - sum(_behind(each, sizes) for each in several) / max(1, in_all)
     plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
+    read = np.flatnonzero(found.sizes >= 0)
+    long = int(read[np.argsort(found.sizes[read])[int(0.95 * (len(read) - 1))]])
     return Chosen(
         worst,
         _said(found, numbers[0], worst, others),
@@ -208,7 +217,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         made(usual),
         made(high),
         _if_possible(made, numbers[: len(numbers) // 2]) if len(numbers) % 2 == 0 else None,
-        _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate) if plain else None,
+        _if_possible(_cut, rows(numbers), rows([long]), collate) if plain else None,
         found.unreadable or failed,
         others,
         shuffled,
@@ -235,12 +244,6 @@ def _said(found: RowSizes, longest: int, worst: Batch, others: Sequence[Batch]) 
         part = f"{found.rows:,} rows"
     more = "".join(f"; traced too, because it may need more: {shape_of(each)}" for each in others)
     return f"the largest batch that {part} can give: {shape_of(worst)}; its largest is row {longest:,}{more}"
-
-
-def _at(share: float, found: RowSizes) -> int:
-    """The row that so many others do not exceed."""
-    read = np.flatnonzero(found.sizes >= 0)
-    return int(read[np.argsort(found.sizes[read])[int(share * (len(read) - 1))]])
 
 
 def _cut(rows: Sequence[Any], shorter: Sequence[Any], collate: Any) -> tuple[Batch, int] | None:
@@ -271,15 +274,13 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     return batches
 
 
-def is_much_larger(one: Batch, other: Batch) -> bool:
-    """Whether both are worth a prediction."""
-    return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
+def _exceeds(one: Needs, other: Needs, times: float) -> bool:
+    return any(more > times * less for more, less in zip(one, other, strict=True))
 
 
 def without_padding(batch: Batch) -> Batch | None:
-    """The same rows behind one another, with the position of each token in its own, as transformers'
-    `DataCollatorWithFlattening` and TRL's `padding_free` make them; None where it is no batch of texts and labels that
-    are padded much."""
+    """The same rows behind one another, as transformers' `DataCollatorWithFlattening` and TRL's `padding_free` make
+    them; None where it is no batch of texts and labels that are padded much."""
     if not isinstance(batch, Mapping) or set(batch) != {"input_ids", "attention_mask", "labels"}:
         return None
     ids, mask, labels = (batch[name] for name in ("input_ids", "attention_mask", "labels"))
@@ -293,13 +294,6 @@ def without_padding(batch: Batch) -> Batch | None:
 
 
 # ---- what a sampler can form ----
-
-
-def _innermost(sampler: Any) -> Any:
-    """Without what accelerate wraps around it for the ranks."""
-    while hasattr(sampler, "batch_sampler"):
-        sampler = sampler.batch_sampler
-    return sampler
 
 
 def _is_shuffled(sampler: Any) -> bool:
@@ -317,13 +311,9 @@ def _drawn(sizes: Numbers, size: int) -> list[list[int]]:
     return [random.choice(read, size, replace=len(read) < size).tolist() for _ in range(_DRAWS)]
 
 
-def _in_order(rows: int, size: int) -> list[list[int]]:
-    return [list(range(at, min(at + size, rows))) for at in range(0, rows, size)]
-
-
 def _passes(sampler: Any) -> Iterator[list[list[int]]]:
-    """Batches of a sampler that does not let any rows meet: of a pass, and of others as long as they differ. A sampler
-    may have no end."""
+    """Batches of a sampler that does not let any rows meet, pass by pass as long as they differ. It may have no
+    end."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
     count = 0
@@ -357,7 +347,7 @@ def _candidates(found: RowSizes, size: int) -> list[int]:
 
 def _fronts(one: Numbers, other: Numbers) -> Iterator[list[int]]:
     """Places of the rows of which no other has more of both, then those of the rest, and so on: whatever grows with
-    both is largest in the first, however much it grows with which."""
+    both is largest in the first."""
     order = np.lexsort((-one, -other))
     while len(order):
         before = np.concatenate([[-1], np.maximum.accumulate(one[order])[:-1]])
@@ -404,8 +394,8 @@ def _scores(several: Mapping[int, Needs]) -> dict[int, float]:
 
 
 def _together(alone: Mapping[int, Needs], size: int) -> list[list[int]]:
-    """Rows that may need most together: those of the most tokens, to which the others are padded; the one of the most
-    with the largest images; the largest images."""
+    """Rows that may need most together: of the most tokens, to which the others are padded; the one of the most with
+    the largest images; the largest images."""
     by_tokens = sorted(alone, key=lambda number: alone[number], reverse=True)
     by_media = sorted(alone, key=lambda number: alone[number][::-1], reverse=True)
     mixed = [*by_tokens[:1], *(number for number in by_media if number != by_tokens[0])]
@@ -418,13 +408,9 @@ def _filled(numbers: Sequence[int], size: int) -> list[int]:
     return list(itertools.islice(itertools.cycle(numbers[:size]), size))
 
 
-def _is_larger(one: Needs, other: Needs) -> bool:
-    return any(more > _MORE * less for more, less in zip(one, other, strict=True))
-
-
 def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, list[Numbers]]:
-    """Sizes of the rows, estimated where only the collator knows them: an image may have no more after it than one
-    with fewer pixels. And all by each of which another batch may be the largest."""
+    """Sizes of the rows, estimated where only the collator knows them, and all by each of which another batch may be
+    the largest: an image may have no more after it than one with fewer pixels."""
     known = np.zeros((2, len(found.sizes)), np.int64)
     for number, each in alone.items():
         known[:, number] = each

@@ -1,8 +1,5 @@
 """What a script's source says of code that is not run: evaluations, and models that are loaded, merged or trained
-below `train()`.
-
-In: the Python files of the frames that lead to `train()`. Out: calls with their lines, and notes.
-"""
+below `train()`. Read are the files of the frames that lead to `train()`."""
 
 from __future__ import annotations
 
@@ -27,12 +24,9 @@ _SWITCHES: Final = ("do_eval", "do_predict", "eval_strategy")
 def calls_not_run(trainer: Any) -> dict[str, str]:
     """The first call of each kind that the script has still to come to: name → `"train.py, line 12"`.
 
-    `evaluate` and `predict` count wherever they stand, in a function too, unless an argument switches them off;
-    `merge_and_unload`, `merge_adapter`, `from_pretrained` of a model, and `train` of a Trainer where the running
-    functions will come to them; `loop`: the line of this `train()`, if it is in a loop.
-
-    Args:
-        trainer: whose `train()` was called.
+    `evaluate` and `predict` count wherever they stand, unless an argument switches them off; `merge_and_unload`,
+    `merge_adapter`, `from_pretrained` of a model, and `train` of a Trainer where the running functions will come to
+    them; `loop`: the line of this `train()`, if it is in a loop.
     """
     found: dict[str, str] = {}
     files: dict[str, tuple[set[int], set[int]]] = {}  # lines of the running code: passed, and to come
@@ -87,12 +81,7 @@ def _calls(node: ast.AST, arguments: Any) -> Iterator[tuple[ast.Call, str, str]]
 
 
 def notes_on_calls(found: Mapping[str, str], model: Any) -> Iterator[str]:
-    """What is not predicted of the calls below `train()`, a sentence each.
-
-    Args:
-        found: by `calls_not_run`.
-        model: the trained one.
-    """
+    """What is not predicted of the calls below `train()`, a sentence each. `found`: by `calls_not_run`."""
     loads = [f"{name}() ({found[name]})" for name in ("from_pretrained", *_MERGES) if name in found]
     if loads:
         yield (

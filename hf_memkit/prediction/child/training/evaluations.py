@@ -1,4 +1,5 @@
-"""Evaluations of a script: the largest batches are traced, beside the predictions that Trainer keeps of all others.
+"""Evaluations of a script: the largest batches are traced, beside the predictions that Trainer keeps of all others
+(`kept_predictions.py`), by the script's own method, if it has one, and Trainer's own loop.
 
 | the script evaluates | what happens |
 |---|---|
@@ -6,9 +7,6 @@
 | within it, because its arguments ask for it | it is made after the steps |
 | below it, by its source (`below_train.py`) | Trainer's `eval_dataset` is evaluated after the steps |
 | not at all | the same, and it does not decide the verdict |
-
-Each is the script's own method, if it has one. Trainer's own loop runs: it moves, joins and drops what it does in a
-run, because the predictions of the batches that are left out are put into its own containers (`kept_predictions.py`).
 """
 
 from __future__ import annotations
@@ -49,22 +47,14 @@ def largest_batch(loader: Any, *, worst: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCall:
-    """An `evaluate()` or `predict()`.
-
-    Attributes:
-        name: `"evaluate"` or `"predict"`.
-        method: the function itself, of the Trainer's own class.
-        trainer, args, kwargs: what it is called with.
-    """
+    """An `evaluate()` or `predict()`, called `name`: the function itself, of the Trainer's own class, and its
+    arguments."""
 
     name: str
     method: Callable[..., Any]
     trainer: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
-
-    def run(self) -> Any:
-        return self.method(self.trainer, *self.args, **(self.kwargs or {}))
 
     def unknown(self) -> Any:
         """What it gives, as long as nobody looks."""
@@ -118,9 +108,6 @@ def without_values(found: Any) -> Any:
 class Evaluations:
     """All evaluations of a script's Trainers.
 
-    Args:
-        worst: whether the worst batches are traced; False: the first that the script's own loader gives.
-
     Attributes:
         answer: what happens when the script calls one; None: it runs as it is.
         notes: what a reader has to know of them, once each.
@@ -155,12 +142,6 @@ class Evaluations:
             return self.answer(EvaluationCall(name, method, trainer, args, kwargs))
 
         return called
-
-    def take_notes(self) -> list[str]:
-        """Those since the last time."""
-        found = list(self.notes)
-        self.notes.clear()
-        return found
 
     # ---- when ----
 
@@ -202,13 +183,13 @@ class Evaluations:
 
     def trace(self, call: EvaluationCall, dtype: torch.dtype | None = None) -> Any:
         """What the call gives: with Trainer's own loop over the largest batches, and no metrics. What the script's
-        method does when that loop is over may fail: a note names the line. `dtype`: of the batches, if an engine
-        casts them."""
+        method does after that loop may fail: a note names the line. `dtype`: of the batches, if an engine casts them.
+        """
         loops, answer, self.answer = self._loops, self.answer, None
         outer, self._dtype = self._dtype, dtype
         try:
             with self._shortened(call.trainer):
-                return call.run()
+                return call.method(call.trainer, *call.args, **(call.kwargs or {}))
         except Exception as error:
             if self._in_loop or self._loops == loops:
                 raise
@@ -304,12 +285,6 @@ class Evaluations:
 _OF_EVALUATIONS: Final = ("get_eval_dataloader", "get_test_dataloader", "compute_metrics")
 
 
-def _with_subclasses(kind: type) -> list[type]:
+def _with_subclasses(kind: type) -> set[type]:
     """Each may have a method of its own."""
-    found: dict[type, None] = {}
-    left = [kind]
-    while left:
-        if (kind := left.pop()) not in found:
-            found[kind] = None
-            left += type.__subclasses__(kind)
-    return list(found)
+    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))

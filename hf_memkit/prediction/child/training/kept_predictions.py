@@ -7,9 +7,8 @@ containers     ├─ as of n-2 ──┤ + 1 = n-1, then n: joined by Trainer i
 ```
 
 Losses, predictions, labels and inputs each have a container (transformers 5.23.0: trainer_pt_utils.py,
-`EvalLoopContainer`), and what comes into it is Trainer's business: `preprocess_logits_for_metrics`, what several GPUs
-gather, `include_for_metrics`, `batch_eval_metrics`. Here the first batch that comes stands for those that are left
-out, too. Arrays in RAM are fake tensors: numpy's would have memory.
+`EvalLoopContainer`), and what comes into it is Trainer's business. The first batch that comes stands for those that
+are left out, too. Arrays in RAM are fake tensors: numpy's would have memory.
 """
 
 from __future__ import annotations
@@ -26,17 +25,9 @@ from hf_memkit.prediction.child.training.traced_batches import is_traced
 
 
 class Kept:
-    """Of one evaluation.
-
-    Args:
-        left_out: batches that are not traced.
-        traced: those that are.
-        every: after so many the containers move to RAM; None: at the end.
-
-    Attributes:
-        on_gpu: batches that are on the GPU together, at most.
-        gpu_bytes: the most that all containers held there, before they were joined.
-    """
+    """Of one evaluation, of which some batches are traced and others left out; after `every` so many the containers
+    move to RAM (None: at the end). `on_gpu`: batches that are on the GPU together, at most; `gpu_bytes`: the most that
+    all containers held there, before they were joined."""
 
     def __init__(self, left_out: int, traced: int, every: int | None) -> None:
         count = left_out + traced
@@ -57,7 +48,8 @@ class Kept:
                 container.tensors = _rows(container.tensors, 1 + self._more, 1)
             else:
                 container.tensors.append(_rows(tensors, self._more, 1))
-        self.gpu_bytes = max(self.gpu_bytes, sum(_bytes(each.tensors) for each in self._added))
+        held = tree_leaves([each.tensors for each in self._added])
+        self.gpu_bytes = max(self.gpu_bytes, sum(each.nbytes for each in held if isinstance(each, torch.Tensor)))
 
     @property
     def containers(self) -> int:
@@ -109,10 +101,6 @@ def _rows(found: Any, times: int, of: int) -> Any:
         return leaf.new_empty((rows * times // of, *rest))
 
     return tree_map(one, found)
-
-
-def _bytes(found: Any) -> int:
-    return sum(each.nbytes for each in tree_leaves(found) if isinstance(each, torch.Tensor))
 
 
 def _on_host(leaf: Any) -> Any:

@@ -1,8 +1,8 @@
 """Evaluations that a library makes, called by the script: an evaluator of sentence-transformers, a metric of evaluate.
 
-Such a call computes with the model and then reads values, which a trace does not have. Here its forward passes are
-traced, what it reads is made up, and what it gives is NaN. Which calls these are is seen by where they are defined: in
-a library's module whose name says that it evaluates. A call that reads nothing made up is as it was.
+Such a call computes with the model and then reads values, which a trace does not have. Its forward passes are traced,
+what it reads is made up, and what it gives is NaN; one that reads nothing made up is as it was. Which calls these are
+is seen by where they are defined: in a library's module whose name says that it evaluates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -29,16 +29,9 @@ _LIMIT_S: Final = 20.0
 
 
 class LibraryEvaluations:
-    """Watches the modules of libraries that are imported.
-
-    Args:
-        boundary: what is real and what is fake.
-        notes: what a reader has to know comes here.
-        begins: called before something is made up, which may be written down.
-
-    Attributes:
-        in_training: whether an evaluation is part of a traced training.
-    """
+    """Watches the modules of libraries that are imported. `notes`: what a reader has to know comes there; `begins`:
+    called before something is made up, which may be written down; `in_training`: whether an evaluation is part of a
+    traced training."""
 
     def __init__(self, boundary: RealAndFake, notes: dict[str, None], begins: Callable[[], None]) -> None:
         self.in_training = False
@@ -73,7 +66,8 @@ class LibraryEvaluations:
                 read = stack.enter_context(self._boundary.values_are_made_up(self._begins))
                 stack.enter_context(self._boundary.tracer.limited(_LIMIT_S))
                 if not in_training:
-                    stack.enter_context(self._above_train())
+                    self._boundary.tracer.ended("load")
+                    stack.callback(self._boundary.tracer.ended, "evaluate")
                 try:
                     with shapes_from_values_are_unmodelled():
                         found = method(*args, **kwargs)
@@ -89,15 +83,6 @@ class LibraryEvaluations:
             return without_values(found)
 
         return called
-
-    @contextlib.contextmanager
-    def _above_train(self) -> Iterator[None]:
-        tracer = self._boundary.tracer
-        tracer.ended("load")
-        try:
-            yield
-        finally:
-            tracer.ended("evaluate")
 
 
 def _said(error: Exception) -> str:

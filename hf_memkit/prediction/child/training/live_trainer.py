@@ -1,9 +1,6 @@
-"""A Trainer of another process, trained here as a script would train it.
+"""A Trainer of another process, trained here as a script would train it, up to `train()`.
 
-In: a file of `live_objects.py`: a Trainer, or what one is made of. Runs as a script does, up to
-`train()` (`script.py`).
-
-    python -m hf_memkit.prediction.child.training.live_trainer FILE
+python -m hf_memkit.prediction.child.training.live_trainer FILE    # of `live_objects.py`
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Tells the tracer where the training is: phase, module, what comes between the decoder and the loss, whose tensors
-are whose. In: Trainer's events, hooks on the model. Out: calls of the tracer.
-
-Phases are those of the memory report, from the same `PhaseTracker`, so that predicted and measured phases are the same
-stretches of a step.
-"""
+are whose; by Trainer's events and hooks on the model. Phases are those of the memory report, from the same
+`PhaseTracker`."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -26,7 +22,8 @@ from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, ten
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import GENERATES, compared_models
+from hf_memkit.prediction.child.trainer_kinds.online import GENERATES
+from hf_memkit.prediction.child.trainer_kinds.preference import compared_models
 
 _WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
 """Parts of a step without gradients, which interrupt another phase."""
@@ -40,6 +37,11 @@ _DEFAULT: Mapping[Phase, Category] = {
     "evaluate": "activations",
 }
 """What is made in a phase, where nothing else names it: the optimizer's temporaries count with its states."""
+
+
+def _tells(boundary: str) -> Any:
+    """An event of Trainer's that is a boundary of phases."""
+    return lambda watch, *args, **kwargs: getattr(watch._phases, boundary)()
 
 
 class TrainingWatch(TrainerCallback):  # type: ignore[misc]
@@ -60,7 +62,9 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     # ---- Trainer's events ----
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self._label_weights(model)
+        for parameter in model.parameters():
+            self._tracer.label((parameter, *carried_by(parameter)), "weights")
+        self._tracer.label(model.buffers(), "weights")
         self._names = {id(module): name for name, module in model.named_modules()}
         hooks = self._hooks = HookSet(model, self._guard)
         self._phases.attach(model, hooks)
@@ -80,32 +84,18 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
                 parameter.register_post_accumulate_grad_hook(self._gradient_arrived)
         self._phases.train_begin()
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._phases.step_begin()
-
-    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
-        self._phases.substep_end()
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self._phases.pre_optimizer_step()
+    on_step_begin, on_step_end = _tells("step_begin"), _tells("step_end")
+    on_substep_end, on_pre_optimizer_step = _tells("substep_end"), _tells("pre_optimizer_step")
+    on_evaluate, on_save = _tells("evaluate_end"), _tells("save_end")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.optimizer_steps += 1
         for each in optimizer_states(innermost(optimizer)):
             self._tracer.label(tensors_in(each), "optimizer")
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self._phases.step_end()
-
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         self._phases.prediction_step()
         self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch is through
-
-    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        self._phases.evaluate_end()
-
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        self._phases.save_end()
 
     # ---- parts of a step that no event tells of ----
 
@@ -113,18 +103,10 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         """Names what is done in a step without gradients: answers are generated, log-probabilities computed."""
         for owner, name in ((trainer, GENERATES), (GenerationMixin, "generate")):
             if hasattr(owner, name):
-                setattr(owner, name, self._generating(getattr(owner, name)))
+                setattr(owner, name, self._within("generate")(getattr(owner, name)))
         for model in compared_models(trainer):
             model.register_forward_pre_hook(self._pass_begins)
             model.register_forward_hook(self._pass_ends, always_call=True)
-
-    def _generating(self, function: Any) -> Any:
-        @functools.wraps(function)
-        def generates(*args: Any, **kwargs: Any) -> Any:
-            with self._within("generate"):
-                return function(*args, **kwargs)
-
-        return generates
 
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
@@ -214,11 +196,6 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._tracer.default = self._outside_step.pop()
-
-    def _label_weights(self, model: nn.Module) -> None:
-        for parameter in model.parameters():
-            self._tracer.label((parameter, *carried_by(parameter)), "weights")
-        self._tracer.label(model.buffers(), "weights")
 
 
 def optimizer_states(optimizer: Any) -> list[Any]:

@@ -1,8 +1,5 @@
-"""What only plans have to know of the user's Trainer, before anything is changed for its trace.
-
-In: the Trainer, ready to train. Out: what could be done in another way, how long the run is, and what decides whether
-another setup gives the same result.
-"""
+"""What only plans have to know of the user's Trainer, before anything is changed for its trace: what could be done in
+another way, how long the run is, and what decides whether another setup gives the same result."""
 
 from __future__ import annotations
 
@@ -23,16 +20,15 @@ from transformers.trainer_utils import has_length
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.libraries.pretrained import has_device_map, is_loaded, loaded_at
+from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import refuses_padding_free
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import learns_from_answers
 from hf_memkit.prediction.traced_training import BatchEffects, ModelTraits, Padding, PlanFacts, RunLength, Weights
+from hf_memkit.setup.script_overrides import overrides_optimizer
 
 _SCHEDULE: Final = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
 )  # fmt: skip
 """Of TrainingArguments: what no candidate changes, though a script may compute it from what one does."""
-
-_LIBRARIES: Final = ("transformers.", "trl.", "sentence_transformers.")
 
 _FREE: Final = ("sentence_transformers.",)
 """Trainers whose losses compare the rows of a batch with one another: a smaller micro-batch is another loss."""
@@ -43,9 +39,8 @@ def plan_facts(trainer: Any) -> PlanFacts:
     model, arguments = trainer.model, trainer.args
     base = base_model(model)
     config = getattr(base, "config", None)
-    parameters = list(model.parameters())
-    trained = [each for each in parameters if each.requires_grad]
-    frozen = [each for each in parameters if not each.requires_grad]
+    trained = [each for each in model.parameters() if each.requires_grad]
+    frozen = [each for each in model.parameters() if not each.requires_grad]
     return PlanFacts(
         model=ModelTraits(
             model_type=getattr(config, "model_type", None),
@@ -97,11 +92,6 @@ def plan_facts(trainer: Any) -> PlanFacts:
     )
 
 
-def overrides_optimizer(trainer: Any) -> bool:
-    """Whether a method that is not Trainer's makes the optimizer."""
-    return not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES)
-
-
 def made_by_trainer(trainer: Any) -> bool:
     """Whether such a method has made the optimizer that Trainer makes of these arguments: those of front ends call
     Trainer's unless one asks for more (llamafactory 0.9.5, axolotl 0.19.0, ms-swift 4.6.0)."""
@@ -110,8 +100,8 @@ def made_by_trainer(trainer: Any) -> bool:
 
 
 def needs_padding(trainer: Any) -> str:
-    """Why rows cannot lie behind one another in this training, without padding; empty: they can. That takes a model
-    that continues a text and takes positions, and computes in 16 bits with flash attention, on a GPU that has it."""
+    """Why rows cannot lie behind one another in this training, without padding; empty: they can. The model must
+    continue a text, take positions and compute in 16 bits with flash attention, on a GPU that has it."""
     arguments, model = trainer.args, trainer.model
     base = base_model(model)
     name = type(base).__name__
@@ -134,7 +124,7 @@ _made_parsers: list[type] = []
 
 def note_parsers() -> None:
     """Notes from here on whether the script reads its TrainingArguments from the command line with HfArgumentParser,
-    TRL's copy of it (trl 1.16.0: scripts/_hf_argparser.py) or a subclass; from a file is another thing."""
+    TRL's copy of it (trl 1.16.0: scripts/_hf_argparser.py) or a subclass."""
 
     def watch(module: Any) -> None:
         kind = module.HfArgumentParser
@@ -176,8 +166,8 @@ def _is_divided(trainer: Any) -> bool:
 
 def _is_scaled(trainer: Any, model: Any) -> bool:
     """Whether another accumulation scales the gradients: Trainer does not divide by it where `forward` takes further
-    keyword arguments (transformers 5.23.0: trainer.py 518 and 2159), also where the loss that is computed then ignores
-    how many tokens the step has, as those of BERT, T5 and BART do, or a `compute_loss` of the user's."""
+    keyword arguments (transformers 5.23.0: trainer.py 518 and 2159), also where the loss then ignores how many tokens
+    the step has, as those of BERT, T5 and BART do, or a `compute_loss` of the user's."""
     if _is_divided(trainer) or getattr(trainer, "loss_is_scaled_for_ga", None):
         return False
     config = getattr(model, "config", None)
@@ -211,8 +201,8 @@ def _source(function: Any) -> str:
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether it draws in training: dropout, and modules with a share of their own to drop, such as attention that
-    drops within its kernel, OPT's layers (`dropout`), stochastic depth (`drop_prob`, `layerdrop`)."""
+    """Whether it draws in training: dropout, or a share of its own to drop, such as within an attention kernel, OPT's
+    layers (`dropout`), stochastic depth (`drop_prob`, `layerdrop`)."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
     shares = (each for name, each in vars(module).items() if "drop" in name or "jitter" in name)

@@ -1,6 +1,6 @@
 """How much each row of a data set holds: lengths of columns, headers of images and sound. No row is made a tensor of.
 
-Sizes rank the rows of one data set; they need not be tokens: what a collator makes of a row is found out by it
+Sizes rank the rows of one data set and need not be tokens: what a collator makes of a row is found out by it
 (`batches.py`). An image's pixels say little about its tokens: a processor may stop at `max_pixels` (Qwen2.5-VL), make
 as many tokens of each image (Gemma 3), or cut tiles by its shape (SmolVLM). So rows with images have `marks` besides,
 by each of which another row may be the largest.
@@ -46,9 +46,8 @@ class RowSizes:
     """Sizes of the rows that were read.
 
     Attributes:
-        sizes: of the rows, in their order; where only a sample was read, -1 for the others.
-        rows: how many the data set has; None: a stream, of which `kept` are the first rows.
-        kept: rows of a stream, which cannot be read twice.
+        sizes: of the rows, in their order; -1 for those that were not read.
+        rows: how many the data set has; None: a stream, of which `kept` are the first rows: it cannot be read twice.
         unreadable: what cannot be read: its row, and why.
         marks: of rows with images or sound, an array a mark: tokens and characters; pixels and samples; of images
             their number, and how square and how long they are. None: rows without.
@@ -247,7 +246,10 @@ def _of_files(table: Any, features: Mapping[str, Any], places: Numbers, until: f
         held = [(feature, table.column(name)[place].as_py()) for name, feature in features.items()]
         for kind, file in _files(held):
             if kind == "Image":
-                images.append(_image(file))
+                from PIL import Image
+
+                with Image.open(file) as image:
+                    images.append(image.size)
                 pixels += math.prod(images[-1])
             else:
                 samples += _samples(file) if kind == "Audio" else _bytes(file)
@@ -268,14 +270,6 @@ def _files(held: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
             yield from _files((inner, value[name]) for name, inner in feature.items())
         else:
             yield from _files((inner, each) for inner in _inner(feature) for each in value)
-
-
-def _image(file: Any) -> tuple[int, int]:
-    """Width and height."""
-    from PIL import Image
-
-    with Image.open(file) as image:
-        return image.size
 
 
 def _samples(file: Any) -> int:

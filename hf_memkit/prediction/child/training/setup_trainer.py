@@ -1,8 +1,6 @@
 """The Trainer of a setup, made as a script would make it, with rows that mean nothing.
 
-In: a file with a `SetupTraining` (`prediction/setup_as_script.py`).
-
-    python -m hf_memkit.prediction.child.training.setup_trainer FILE
+python -m hf_memkit.prediction.child.training.setup_trainer FILE    # a `SetupTraining` (`setup_as_script.py`)
 """
 
 from __future__ import annotations
@@ -15,13 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils.data import ConcatDataset
 from transformers import default_data_collator
 
-from hf_memkit.prediction.child.example_inputs import Behind, Rows, example, pads, shortened
+from hf_memkit.prediction.child.example_inputs import Rows, example, pads, shortened
 from hf_memkit.prediction.child.libraries.library_rules import traceable
 from hf_memkit.prediction.child.libraries.setup_model import build_fake_model
 from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
 from hf_memkit.prediction.child.trainer_kinds.sft import as_dataset, is_sft, sft_rows, tokenizer
+from hf_memkit.prediction.child.training.evaluations import is_asked_for
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.setup.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.setup.setup import Setup
@@ -44,13 +44,13 @@ def setup_trainer(training: SetupTraining) -> Any:
     model = build_fake_model(setup, trust_remote_code=training.trust_remote_code)
     make = rows_for(training, setup, model)
     size = arguments.train_batch_size
-    rows: Rows | Behind = make(size, max(training.rows, size * arguments.gradient_accumulation_steps))
+    rows: Any = make(size, max(training.rows, size * arguments.gradient_accumulation_steps))
     if training.usual is not None:
         usual = rows_for(training, training.usual, model, training.usual.sequence_length)
-        rows = Behind(make(size, size), usual(size, size * _USUAL_BATCHES))
-    evaluates = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no"
+        several: list[Any] = [make(size, size), usual(size, size * _USUAL_BATCHES)]
+        rows = ConcatDataset(several)
     size = arguments.eval_batch_size
-    evaluated = make(size, size * training.evaluation_batches) if evaluates else None
+    evaluated = make(size, size * training.evaluation_batches) if is_asked_for(arguments.eval_strategy) else None
     options = trainer_options(setup, model=model, arguments=arguments)
     collator = options.pop("data_collator", None)
     # Nothing is computed of the predictions, but they are kept; an evaluation generates only where there is something.
@@ -70,8 +70,8 @@ def setup_trainer(training: SetupTraining) -> Any:
 def rows_for(
     training: SetupTraining, setup: Setup, model: Any, length: int | None = None
 ) -> Callable[[int, int], Rows]:
-    """Makes the data set of a batch size and a number of rows: of a padded batch the first row is the longest.
-    `length`: tokens; None: the training's."""
+    """Makes the data set of a batch size and a number of rows, of `length` tokens (None: the training's): of a padded
+    batch the first row is the longest."""
     padded = training.padded if training.padded is not None else pads(setup, model)
     row = example(model, length or training.sequence_length, with_mask=padded)
     if "data.target_length" in setup:  # of text pairs
@@ -83,8 +83,8 @@ def rows_for(
 
 
 def _as_the_weights(model: Any) -> Any:
-    """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that.
-    (`hf_memkit/components/image_batches.py`, `speech_batches.py`.)"""
+    """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that
+    (`hf_memkit/components/image_batches.py`, `speech_batches.py`)."""
     name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
 
     def collate(samples: Any) -> Any:

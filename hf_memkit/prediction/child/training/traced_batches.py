@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,12 +45,16 @@ class Loader:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        device, dtype = self._arguments.device, self._dtype
+        def moved(leaf: Any) -> Any:
+            """accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype."""
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return leaf.to(self._arguments.device, self._dtype if leaf.is_floating_point() else None)
+
         for number, batch in enumerate(self.batches):
             if self._before is not None:
                 self._before(number)
-            # accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype
-            yield _mapped(functools.partial(_moved, device=device, dtype=dtype), _mapped(made_here, batch))
+            yield _mapped(moved, _mapped(made_here, batch))
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -61,12 +64,6 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_mapped(function, each) for each in value)
     return function(value)
-
-
-def _moved(leaf: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return leaf.to(device, dtype if leaf.is_floating_point() else None)
 
 
 def made_here(leaf: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Which optimizer steps are traced, with which batches of the user's data.
-
-In: the user's Trainer, ready to train. Out: steps, one after the other, and what is to be said of their batches.
-"""
+"""Which optimizer steps are traced, with which batches of the user's data, and what is to be said of these."""
 
 from __future__ import annotations
 
@@ -13,15 +10,14 @@ from typing import Any, Final
 
 import torch
 
+from hf_memkit.prediction.child.trainer_kinds.online import draws_whose_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import padding_free_change
-from hf_memkit.prediction.child.trainer_kinds.trl_trainers import draws_whose_answers
-from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.batches import (
     Chosen,
     chosen_batches,
     first_batches,
-    is_much_larger,
     longest_row,
+    shapes_of,
     without_padding,
 )
 from hf_memkit.prediction.child.training.plan_facts import needs_padding
@@ -36,11 +32,10 @@ FLASH: Final = "flash_attention_2"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step to trace.
+    """One optimizer step to trace: a batch for each micro-batch.
 
     Attributes:
         kind: `"usual"`, `"worst"`, or what the user would change for it.
-        batches: one a micro-batch.
         flash: whether the model computes it with flash attention, whatever it has.
         own_answers: where chance decides (`draws_whose_answers`), whether it trains on the model's own answers.
     """
@@ -53,13 +48,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSteps:
-    """What is traced.
-
-    Attributes:
-        steps: in order.
-        chosen: the batches that were chosen; None: they are the loader's first.
-        shapes: None: all batches are alike.
-    """
+    """What is traced: steps in order, of the batches that were chosen (None: the loader's first), and these in words
+    (None: all are alike)."""
 
     steps: Sequence[Step]
     chosen: Chosen | None = None
@@ -100,7 +90,7 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
     Args:
         trainer: as the script made it.
         accumulation: micro-batches of a step.
-        worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
+        worst: as of `traced_training`.
         on_gpu: whether there is flash attention.
     """
     loader = on_host(trainer.get_train_dataloader())
@@ -117,11 +107,9 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
 
     found = steps_of("worst", chosen.worst, *chosen.others)
     of_data = [replace(step, own_answers=False) for step in found] if draws_whose_answers(trainer) else []
-    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
+    shapes = shapes_of(chosen)
+    if shapes is None:
         return ChosenSteps([*found, *of_data, *found * (STEPS - 1)], chosen)
-    grouping = chosen.shuffled and shape_of(chosen.worst).endswith(" tokens")
-    worst_shape, usual, high = told_apart([chosen.worst, chosen.usual, chosen.high])
-    shapes = BatchShapes(worst_shape, usual, high, grouping)
     steps = [*steps_of("usual", chosen.usual) * STEPS, *of_data, *found]
     arguments = trainer.args
     rows, own = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
@@ -130,18 +118,12 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
         steps += steps_of(label, chosen.half)
     if chosen.cut is not None:
         steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
-    change = _without_padding(trainer, longest_row(chosen.worst)) if on_gpu else ""
+    change = (
+        padding_free_change(trainer, longest_row(chosen.worst), FLASH) if on_gpu and not needs_padding(trainer) else ""
+    )
     if change and (behind := without_padding(chosen.worst)) is not None:
         steps += steps_of(change, behind, flash=True)
     return ChosenSteps(steps, chosen, shapes)
-
-
-def _without_padding(trainer: Any, longest: int | None) -> str:
-    """What to type so that rows lie behind one another, without padding; empty where that would not train. `longest`:
-    tokens of the longest row."""
-    if needs_padding(trainer):
-        return ""
-    return padding_free_change(trainer, longest, FLASH)
 
 
 def _tokens(batches: Batches) -> float | None:
