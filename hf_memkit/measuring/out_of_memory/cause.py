@@ -218,7 +218,7 @@ def _with_contexts(verdict: Verdict, message: OomMessage) -> Verdict:
     )
     module = tools_of(message.device_type).module
     device = Remedy(
-        f"{module}.set_device", "int(os.environ['LOCAL_RANK'])", True,
+        f"{module}.set_device", "int(os.environ['LOCAL_RANK'])",
         "before anything else uses the GPU; and torch.load with map_location='cpu'",
     )  # fmt: skip
     return replace(verdict, why=f"{verdict.why} {why}", settings=(device, *verdict.settings))
@@ -308,7 +308,7 @@ def _single_allocation(message: OomMessage) -> Verdict | None:
         f"{show(requested)} was requested, and PyTorch had reserved {show(reserved)} of {show(capacity)}. Intel's "
         f"runtime refuses a single allocation of {show(_XPU_ALLOCATION)} or more on many GPUs, whatever is free."
     )
-    lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", True, "allows larger ones")
+    lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", "allows larger ones")
     return _made("cap", why, (lift,), _figures(message))
 
 
@@ -332,7 +332,7 @@ def _cap(gpu: DeviceFigures) -> Verdict | None:
         f"+ {show(gpu.requested)} requested is more."
     )
     fraction = f"{tools_of(message.device_type).module}.set_per_process_memory_fraction"
-    lift = Remedy(fraction, "a larger fraction", True, "raises the limit")
+    lift = Remedy(fraction, "a larger fraction", "raises the limit")
     return _verdict("cap", why, gpu, (lift, *_for_size(gpu.message, "the cap, not the GPU, is the limit")))
 
 
@@ -405,15 +405,15 @@ _NCCL_MOST: Final = 4 * GIB
 def _libraries(outside: int) -> tuple[Remedy, ...]:
     """What makes libraries beside PyTorch hold less, if they hold this much."""
     vllm = Remedy(
-        "vLLM gpu_memory_utilization", "smaller", True,
+        "vLLM gpu_memory_utilization", "smaller",
         "if vLLM runs in this process: it reserves this share of the GPU (trl: vllm_gpu_memory_utilization)",
     )  # fmt: skip
     jax = Remedy(
-        "environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True,
+        "environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false",
         "if JAX runs in this process: it reserves 75 % of the GPU (TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true)",
     )  # fmt: skip
     buffers = "with several GPUs: shrinks the buffer of each NCCL channel (default 4 MiB)"
-    nccl = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
+    nccl = Remedy("environment.NCCL_BUFFSIZE", "1048576", buffers)
     return (vllm, jax) if outside > OWN_CONTEXT + _NCCL_MOST else (nccl, vllm)
 
 
@@ -452,7 +452,7 @@ def _mps(message: OomMessage, watermark: str | None) -> Verdict:
             "set in this log, but the limit was in force: the setting did not reach the process. It must be in the "
             "environment before Python imports torch"
         )
-    lift = Remedy("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", not unlimited, reason)
+    lift = Remedy("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", reason, helps=not unlimited)
     return _made("cap", why, (lift,), _figures(message))
 
 
@@ -462,12 +462,12 @@ def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     tools = tools_of(message.device_type)
     return (
         Remedy(
-            "command", tools.processes, True,
+            "command", tools.processes,
             f"lists the processes on the GPU{ids}. First check that none belongs to this job: another rank or worker, "
             "or this process itself, which has another ID in a container. Then wait, or use another GPU",
         ),
         Remedy(
-            f"environment.{tools.choice}", "an idle GPU", True,
+            f"environment.{tools.choice}", "an idle GPU",
             "also if several ranks of this job share one GPU: each must set its device before it loads a model",
         ),
         *_for_size(message, "the memory belongs to another process"),
@@ -518,21 +518,21 @@ def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy,
             "or a smaller batch help"
         )
         # max_split_size_mb makes things worse beside it.
-        return Remedy(key, "expandable_segments:True", False, why), *_empty_cache(message)
+        return Remedy(key, "expandable_segments:True", why, helps=False), *_empty_cache(message)
     if message.device_type == "xpu":
         known = "if this torch supports it on XPU; otherwise use fewer tensor shapes (pad_to_multiple_of, packing)"
-        return Remedy(key, "expandable_segments:True", True, known), *_empty_cache(message)
+        return Remedy(key, "expandable_segments:True", known), *_empty_cache(message)
     value = split_size_mb(requested)
     if value is None:
         why = f"torch accepts no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
-        cut = Remedy(key, "max_split_size_mb", False, why)
+        cut = Remedy(key, "max_split_size_mb", why, helps=False)
     else:
         why = (
             "use this instead where expandable segments are unavailable; do not combine them. PyTorch then splits no "
             f"block of {value} MiB or more, so that a freed one can serve {show(requested)}"
         )
-        cut = Remedy(key, f"max_split_size_mb:{value}", True, why)
-    return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, *_empty_cache(message)
+        cut = Remedy(key, f"max_split_size_mb:{value}", why)
+    return Remedy(key, "expandable_segments:True", _why_expandable(message)), cut, *_empty_cache(message)
 
 
 def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
@@ -541,13 +541,13 @@ def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
         return _empty_cache(message)
     why = f"{why}; PyTorch has {show(message.cached_bytes or 0)} cached"
     settings = "expandable_segments, max_split_size_mb"
-    return Remedy(f"environment.{message.variable}", settings, False, why), *_empty_cache(message)
+    return Remedy(f"environment.{message.variable}", settings, why, helps=False), *_empty_cache(message)
 
 
 def _empty_cache(message: OomMessage) -> tuple[Remedy, ...]:
     module = tools_of(message.device_type).module
     why = "PyTorch already released every unused segment and retried before it raised this error"
-    return (Remedy(f"{module}.empty_cache()", "", False, why),) if module and module != "torch.mps" else ()
+    return (Remedy(f"{module}.empty_cache()", "", why, helps=False),) if module and module != "torch.mps" else ()
 
 
 def _why_expandable(message: OomMessage) -> str:

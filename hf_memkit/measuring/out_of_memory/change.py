@@ -102,8 +102,8 @@ class Remedy:
 
     key: str
     value: str
-    helps: bool
     reason: str
+    helps: bool = True
 
     def __str__(self) -> str:
         """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments grow …"`."""
