@@ -20,7 +20,8 @@ from hf_memkit.measuring.out_of_memory.suggestions import suggest
 from hf_memkit.measuring.out_of_memory.traceback import Traced
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
 
-Technique = Callable[[FailedJob], Change | None]
+Technique = Change | Callable[[FailedJob], Change | None]
+"""A change, or what gives it for a job."""
 Techniques = tuple[Technique, ...]
 
 _LOSS: Final[Techniques] = (gpu.fused_loss, gpu.chunked_loss, gpu.batch, gpu.length)
@@ -39,20 +40,20 @@ _ON_GPU: Final[Mapping[str, Techniques]] = {
     "generation": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
     "vLLM": (gpu.vllm_share, gpu.vllm_server, gpu.vllm_split),  # its weights and its cache, which no batch sizes
     "gathered weights": (gpu.saved_shards, gpu.only_model),
-    "merged adapters": (gpu.merge_later,),
+    "merged adapters": (gpu.MERGE_LATER,),
     "larger than the GPU": (gpu.batch, gpu.fused_loss, gpu.attention, gpu.length),  # a smaller tensor, whatever it is
     "one large tensor": (gpu.batch, gpu.fused_loss, gpu.checkpointing, gpu.attention, gpu.length),
     # else the phase
     "load": (gpu.half_weights, gpu.four_bit, gpu.sharded_weights, gpu.old_processes, gpu.smaller_model),
-    "dispatched": (gpu.four_bit, gpu.old_processes, gpu.all_on_one_gpu, gpu.smaller_model),  # by a device_map
+    "dispatched": (gpu.four_bit, gpu.old_processes, gpu.ALL_ON_ONE_GPU, gpu.smaller_model),  # by a device_map
     "resume": (gpu.old_processes, gpu.saved_shards, gpu.fresh_optimizer),
     "optimizer": _STATES,  # activations are gone by then
     "evaluate": (gpu.eval_batch, *_PREDICTIONS),
     "generate": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
     "save": (gpu.saved_shards, gpu.only_model),
-    "best_model": (gpu.best_model_later,),
-    "merge": (gpu.merge_later,),
-    "after": (gpu.new_process, gpu.eval_batch, gpu.saved_shards),
+    "best_model": (gpu.BEST_MODEL_LATER,),
+    "merge": (gpu.MERGE_LATER,),
+    "after": (gpu.NEW_PROCESS, gpu.eval_batch, gpu.saved_shards),
     # else
     "": (gpu.batch, gpu.checkpointing, gpu.eight_bit, gpu.length),
 }
@@ -66,16 +67,16 @@ _IN_RAM: Final[Mapping[str, Techniques]] = {
     "data loader": (ram.fewer_workers, ram.more_ram),
     "managed memory": (ram.unpaged_states, ram.more_for_wsl),
     "load": (gpu.half_weights, ram.straight_to_gpu, ram.one_copy_of_weights, ram.more_ram),
-    "resume": (ram.fewer_processes, gpu.fresh_optimizer, ram.more_ram),
+    "resume": (ram.FEWER_PROCESSES, gpu.fresh_optimizer, ram.more_ram),
     "data": (ram.fewer_map_processes, ram.smaller_map_batches, ram.streamed_data, ram.more_ram),
     "forward": (gpu.batch, gpu.checkpointing, gpu.length, ram.more_ram),  # a training on the CPU
     "backward": (gpu.batch, gpu.checkpointing, gpu.length, ram.more_ram),
     "optimizer": (ram.less_offload, gpu.adapters, ram.more_ram),
     "evaluate": (gpu.small_predictions, gpu.batch_metrics, gpu.only_loss, ram.fewer_workers, ram.more_ram),
     "save": (gpu.saved_shards, gpu.only_model, ram.more_ram),
-    "best_model": (gpu.best_model_later, ram.more_ram),
+    "best_model": (gpu.BEST_MODEL_LATER, ram.more_ram),
     "merge": (ram.more_ram,),
-    "after": (gpu.new_process, gpu.saved_shards, gpu.small_predictions, ram.more_ram),
+    "after": (gpu.NEW_PROCESS, gpu.saved_shards, gpu.small_predictions, ram.more_ram),
     "offload": (ram.less_offload, ram.fewer_workers, ram.more_ram),
     "": (ram.fewer_workers, ram.less_offload, ram.more_ram),
 }
@@ -91,9 +92,9 @@ _OFFERED: Final[Mapping[Memory, Mapping[str, Techniques]]] = {
     "shared memory": {"nccl": (), "": (ram.no_workers,)},
     "disk": {
         "save": (ram.fewer_checkpoints, gpu.only_model),
-        "load": (ram.cache_elsewhere,),
-        "data": (ram.cache_elsewhere,),
-        "": (ram.fewer_checkpoints, gpu.only_model, ram.cache_elsewhere),
+        "load": (ram.CACHE_ELSEWHERE,),
+        "data": (ram.CACHE_ELSEWHERE,),
+        "": (ram.fewer_checkpoints, gpu.only_model, ram.CACHE_ELSEWHERE),
     },
     "kernel": {"": ()},
 }
@@ -133,7 +134,7 @@ def _applied(techniques: Techniques, failed: FailedJob) -> list[Change]:
     """The changes that remain for this job. Two values for one setting are no advice; two commands are."""
     found: dict[str, Change] = {}
     for technique in techniques:
-        change = technique(failed)
+        change = technique if isinstance(technique, Change) else technique(failed)
         if change is not None:
             found.setdefault(change.assignment if change.key == "command" else change.key, change)
     return list(found.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from hf_memkit.catalog.architectures import ARCHITECTURES, built_in
 from hf_memkit.catalog.optimizers import find_optimizer
 from hf_memkit.common.units import GIB, MIB
+from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.other_names import LENGTHS
 from hf_memkit.measuring.out_of_memory.run_view import RunView, mapping
@@ -100,10 +101,21 @@ class FailedJob:
         """Samples of the micro-batch; of an evaluation's batch in one."""
         return self.job.count(self.batch_argument)
 
-    @property
-    def length_name(self) -> str | None:
-        """What the user calls the longest sequence, where the arguments give it."""
-        return next((name for name in LENGTHS if self.job.count(name) is not None), None)
+    def named(self, names: Iterable[str]) -> str:
+        """The first of these names among the arguments with a number; empty if there is none."""
+        return next((name for name in names if self.job.count(name) is not None), "")
+
+    def halved(
+        self, name: str, reason: str, cost: str, *, otherwise: str = "", unknown: object = "half", least: int = 2,
+        most: int | None = None,
+    ) -> Change | None:  # fmt: skip
+        """Half of an argument (at most `most`), `unknown` where its value is; None where it is below `least`.
+        `otherwise`: what the change is called if the argument has no name."""
+        current = self.job.count(name)
+        if current is None:
+            return Change(f"arguments.{name}" if name else otherwise, unknown, reason, cost)
+        half = min(current // 2, most or current)
+        return None if current < least else Change(f"arguments.{name}", half, reason, cost, current=current)
 
     @cached_property
     def in_use(self) -> frozenset[Feature]:
@@ -164,7 +176,7 @@ class FailedJob:
     def requested_tensor(self) -> RequestedTensor | None:
         """The logits or attention scores whose size is the request, by arguments and model; None if it is neither."""
         requested, samples = self.message.requested_bytes, self.samples
-        length = self.job.count(self.length_name or "")
+        length = self.job.count(self.named(LENGTHS))
         if not requested or samples is None or length is None or not self.requests_a_tensor:
             return None
         if self.phase not in (None, "forward", "backward", "evaluate"):
@@ -205,6 +217,11 @@ class FailedJob:
         if place is None or self.trace.place is not None:
             return self
         return replace(self, trace=replace(self.trace, place=place.place))
+
+
+def unless(change: Change, *arguments: str, uses: tuple[Feature, ...] = ()) -> Callable[[FailedJob], Change | None]:
+    """The change for a job in which none of these arguments is set and none of these techniques is in use."""
+    return lambda failed: None if failed.uses(*uses) or any(map(failed.argument, arguments)) else change
 
 
 def _is(requested: int, exact: int) -> bool:

@@ -1,7 +1,5 @@
 """Changes that leave more GPU memory. In: a failed job. Out: a change, or None where it is on, refused or useless.
-
-They have no figures: those need records (`hf_memkit.measuring.out_of_memory.suggestions`).
-"""
+Without figures: those need records (`suggestions.py`)."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from hf_memkit.catalog.liger_support import LIGER_OPTIONS
 from hf_memkit.catalog.optimizers import find_optimizer, paged_form
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.device_tools import tools_of
-from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
-from hf_memkit.measuring.out_of_memory.other_names import PIXELS
+from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, unless
+from hf_memkit.measuring.out_of_memory.other_names import LENGTHS, PIXELS
 from hf_memkit.measuring.out_of_memory.suggestions import ONLY_LOSS, SHARDS_SAVED, SMALL_PREDICTIONS, smaller_batch
 
 _BITSANDBYTES: Final = (None, "cuda", "rocm")
@@ -39,52 +37,32 @@ def batch(failed: FailedJob) -> Change | None:
 
 def eval_batch(failed: FailedJob) -> Change | None:
     """A smaller batch of the evaluation."""
-    samples = failed.job.count("per_device_eval_batch_size")
-    if samples is not None and samples < 2:
-        return None
-    return Change(
-        "arguments.per_device_eval_batch_size", "half" if samples is None else samples // 2,
+    return failed.halved(
+        "per_device_eval_batch_size",
         "evaluation batches have their own size, whatever the training batch size",
         "a slower evaluation; the metrics are the same",
-        current=samples,
-    )  # fmt: skip
+    )
 
 
 def length(failed: FailedJob) -> Change | None:
-    """Shorter sequences, or smaller pictures."""
-    if failed.uses("diffusers"):
-        pixels = failed.job.count("resolution")
-        return Change(
-            "arguments.resolution", "smaller" if pixels is None else max(pixels // 2, 1),
-            "activations grow with the square of it", "smaller pictures",
-            current=pixels,
-        )  # fmt: skip
-    if failed.uses("vision tower"):
-        return _pixels(failed)
-    name = failed.length_name
-    current = failed.job.count(name) if name is not None else None
-    if current is not None and current < 2:
-        return None
+    """Shorter sequences, or smaller pictures: what fails in the vision tower is no text."""
     attention = failed.place == "attention"
+    if failed.uses("diffusers"):
+        return failed.halved(
+            "resolution", "activations grow with the square of it", "smaller pictures", unknown="smaller"
+        )
+    if failed.uses("vision tower"):
+        grows = "attention scores grow with the square of" if attention else "activations grow with"
+        return failed.halved(
+            failed.named(PIXELS),
+            f"in the vision tower, {grows} an image's pixels, whatever the length of the text", "coarser images",
+            otherwise="processor.max_pixels",
+        )  # fmt: skip
     grows = "attention scores grow with its square" if attention else "activations and logits grow with it"
-    return Change(
-        "data.max_length" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
-        f"all texts of a batch are padded to its longest, and {grows}",
+    return failed.halved(
+        failed.named(LENGTHS), f"all texts of a batch are padded to its longest, and {grows}",
         "longer texts are truncated; the model does not learn from the rest",
-        current=current,
-    )  # fmt: skip
-
-
-def _pixels(failed: FailedJob) -> Change:
-    """Smaller images: what fails in the vision tower is no text."""
-    name = next((name for name in PIXELS if failed.job.count(name) is not None), None)
-    current = failed.job.count(name) if name is not None else None
-    grows = "attention scores grow with the square of" if failed.place == "attention" else "activations grow with"
-    return Change(
-        "processor.max_pixels" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
-        f"in the vision tower, {grows} an image's pixels, whatever the length of the text",
-        "coarser images",
-        current=current,
+        otherwise="data.max_length",
     )  # fmt: skip
 
 
@@ -244,15 +222,14 @@ def adapters(failed: FailedJob) -> Change | None:
 # The weights themselves.
 
 
-def half_weights(failed: FailedJob) -> Change | None:
-    """Weights loaded in 16 bit."""
-    if failed.uses("16-bit weights", "quantized weights"):
-        return None
-    return Change(
+half_weights = unless(
+    Change(
         "model.dtype", "bfloat16",
         "weights take 2 bytes a parameter instead of 4; transformers 5 already loads a 16-bit checkpoint in 16 bit",
         "bf16 rounding in forward and backward; weights that are trained lose small updates, so train adapters",
-    )  # fmt: skip
+    ),
+    uses=("16-bit weights", "quantized weights"),
+)  # fmt: skip
 
 
 def four_bit(failed: FailedJob) -> Change | None:
@@ -300,14 +277,9 @@ def sharded_weights(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def all_on_one_gpu(failed: FailedJob) -> Change | None:
-    """No part of the model in RAM."""
-    return Change(
-        "model.device_map",
-        '{"": 0}',
-        "places all weights on one GPU, or fails with sizes if they do not fit",
-        "nothing",
-    )
+ALL_ON_ONE_GPU: Final = Change(
+    "model.device_map", '{"": 0}', "places all weights on one GPU, or fails with sizes if they do not fit", "nothing"
+)
 
 
 def smaller_model(failed: FailedJob) -> Change | None:
@@ -349,24 +321,18 @@ def fresh_optimizer(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def best_model_later(failed: FailedJob) -> Change | None:
-    """The best checkpoint read in a process that holds no optimizer."""
-    return Change(
-        "arguments.load_best_model_at_end", False,
-        "after training, the GPU still holds optimizer and gradients; trainer.state.best_model_checkpoint names the "
-        "folder, which from_pretrained reads in a new process",
-        "the Trainer keeps the last weights, and save_total_limit no longer spares the best checkpoint",
-    )  # fmt: skip
-
-
-def new_process(failed: FailedJob) -> Change | None:
-    """What follows training, in a process that holds no optimizer."""
-    return Change(
-        "model.from_pretrained", "CHECKPOINT, in a new process",
-        "training had ended, and its process still holds optimizer, gradients and data; save, merge or evaluate in a "
-        "second script, which reads the last checkpoint",
-        "another script; the job must save a checkpoint at its last step",
-    )  # fmt: skip
+BEST_MODEL_LATER: Final = Change(
+    "arguments.load_best_model_at_end", False,
+    "after training, the GPU still holds optimizer and gradients; trainer.state.best_model_checkpoint names the "
+    "folder, which from_pretrained reads in a new process",
+    "the Trainer keeps the last weights, and save_total_limit no longer spares the best checkpoint",
+)  # fmt: skip
+NEW_PROCESS: Final = Change(
+    "model.from_pretrained", "CHECKPOINT, in a new process",
+    "training had ended, and its process still holds optimizer, gradients and data; save, merge or evaluate in a "
+    "second script, which reads the last checkpoint",
+    "another script; the job must save a checkpoint at its last step",
+)  # fmt: skip
 
 
 # Evaluation, generation, saving.
@@ -376,38 +342,25 @@ def accumulated(failed: FailedJob) -> Change | None:
     """Predictions moved to RAM as the evaluation goes on."""
     if failed.argument("prediction_loss_only") or failed.argument("batch_eval_metrics"):
         return None
-    current = failed.job.count("eval_accumulation_steps")
-    if current is not None and current < 2:
-        return None
-    return Change(
-        "arguments.eval_accumulation_steps", current // 2 if current is not None else 16,
+    return failed.halved(
+        "eval_accumulation_steps",
         "with compute_metrics, Trainer keeps all predictions on the GPU until the evaluation ends; this moves them to "
         "RAM earlier",
         "the evaluation waits for these copies, and RAM must hold all predictions",
-        current=current,
+        unknown=16,
     )  # fmt: skip
 
 
-def small_predictions(failed: FailedJob) -> Change | None:
-    """Predicted tokens instead of logits."""
-    shown = failed.uses("preprocess_logits_for_metrics") or failed.argument("prediction_loss_only")
-    return None if shown else SMALL_PREDICTIONS
-
-
-def batch_metrics(failed: FailedJob) -> Change | None:
-    """Metrics of each batch, so that no prediction is kept."""
-    if failed.argument("batch_eval_metrics") or failed.argument("prediction_loss_only"):
-        return None
-    return Change(
+small_predictions = unless(SMALL_PREDICTIONS, "prediction_loss_only", uses=("preprocess_logits_for_metrics",))
+batch_metrics = unless(
+    Change(
         "arguments.batch_eval_metrics", True,
         "Trainer calls compute_metrics after each batch and keeps no predictions (transformers 4.42 and later)",
         "compute_metrics must take compute_result and add up its statistics",
-    )  # fmt: skip
-
-
-def only_loss(failed: FailedJob) -> Change | None:
-    """No predictions at all."""
-    return None if failed.argument("prediction_loss_only") else ONLY_LOSS
+    ),
+    "batch_eval_metrics", "prediction_loss_only",
+)  # fmt: skip
+only_loss = unless(ONLY_LOSS, "prediction_loss_only")
 
 
 def vllm_share(failed: FailedJob) -> Change | None:
@@ -450,12 +403,9 @@ def vllm_split(failed: FailedJob) -> Change | None:
 def generated_length(failed: FailedJob) -> Change | None:
     """Shorter answers."""
     name = "max_completion_length" if failed.uses("trl") else "generation_max_length"
-    current = failed.job.count(name)
-    return Change(
-        f"arguments.{name}", current // 2 if current is not None else "smaller",
-        "the KV cache grows with every generated token, and with generation_num_beams",
-        "longer answers are truncated",
-        current=current,
+    return failed.halved(
+        name, "the KV cache grows with every generated token, and with generation_num_beams",
+        "longer answers are truncated", unknown="smaller",
     )  # fmt: skip
 
 
@@ -473,22 +423,17 @@ def saved_shards(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def only_model(failed: FailedJob) -> Change | None:
-    """A checkpoint without optimizer states."""
-    if failed.argument("save_only_model"):
-        return None
-    return Change(
-        "arguments.save_only_model", True,
-        "a save then gathers no optimizer states",
+only_model = unless(
+    Change(
+        "arguments.save_only_model", True, "a save then gathers no optimizer states",
         "training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
-    )  # fmt: skip
+    ),
+    "save_only_model",
+)  # fmt: skip
 
-
-def merge_later(failed: FailedJob) -> Change | None:
-    """Adapters merged in RAM."""
-    return Change(
-        "model.merge_and_unload", "in RAM, after training",
-        "the GPU also holds optimizer and gradients. Save the adapters alone (trainer.save_model), then load the base "
-        "model with device_map='cpu' in a new process and merge there",
-        "RAM for the whole model, and minutes",
-    )  # fmt: skip
+MERGE_LATER: Final = Change(
+    "model.merge_and_unload", "in RAM, after training",
+    "the GPU also holds optimizer and gradients. Save the adapters alone (trainer.save_model), then load the base "
+    "model with device_map='cpu' in a new process and merge there",
+    "RAM for the whole model, and minutes",
+)  # fmt: skip
