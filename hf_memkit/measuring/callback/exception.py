@@ -1,8 +1,5 @@
-"""Records the exception that ends a training. In: the exception, and the training's recorder. Out: `oom` and `end`
-records, and the advice.
-
-Call it while the exception is being handled: its traceback still holds the frames, and these the tensors.
-"""
+"""Records the exception that ends a training, while it is being handled: its traceback still holds the frames, and
+these the tensors. In: the exception, and the recorder. Out: `oom` and `end` records, and the advice."""
 
 from __future__ import annotations
 
@@ -42,18 +39,10 @@ def record_exception(
     snapshot: bool,
     ctrl_c: bool,
 ) -> OomNote | None:
-    """Writes the `end` record, and before it an `oom` record if memory ran out.
+    """Writes the `end` record, and before it an `oom` record if memory ran out; returns the note on that, else None.
 
-    Args:
-        error: the exception that leaves the training.
-        recorder: of that training.
-        barrier: counts an error of one part and runs the others.
-        global_step: number of finished optimizer steps.
-        snapshot: whether to write the allocator's state to the folder of the records.
-        ctrl_c: whether Ctrl-C was pressed; any error except out-of-memory then counts as its consequence.
-
-    Returns:
-        The note on an out-of-memory error; None for any other exception.
+    `global_step`: finished optimizer steps. `snapshot`: write the allocator's state too. `ctrl_c`: Ctrl-C was pressed,
+    so that any error but out-of-memory is its consequence.
     """
     advice = None
     found = barrier.call("out of memory?", out_of_memory, error)

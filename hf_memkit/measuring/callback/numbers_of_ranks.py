@@ -31,13 +31,8 @@ _trainings = itertools.count()
 
 @dataclass(frozen=True)
 class Heard:
-    """The last known numbers of one rank.
-
-    Attributes:
-        step: the step after which they were published.
-        numbers: as that rank published them.
-        age_s: seconds since rank 0 first saw them, by its own clock.
-    """
+    """The numbers that one rank published after `step`, which rank 0 first saw `age_s` seconds ago by its own
+    clock."""
 
     step: int
     numbers: dict[str, float]
@@ -55,13 +50,8 @@ class _Shared:
 
 
 class RankNumbers:
-    """This rank's part in telling rank 0.
-
-    Args:
-        store: that of the default process group; the thread makes its own connection to it.
-        rank, world_size: of this process, and how many there are.
-        name: where in the store; the same on all ranks, and another one for each training.
-    """
+    """This rank's part in telling rank 0. The thread makes a connection of its own to `store`; `name`, a place in it,
+    is the same on all ranks and another for each training."""
 
     def __init__(self, store: Any, rank: int, world_size: int, name: str) -> None:
         self.rank = rank

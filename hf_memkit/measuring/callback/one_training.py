@@ -1,8 +1,6 @@
 """One training under the callback, from its first event to its end, however it ends. In: Trainer's state and objects.
 Out: records, log keys, advice on an exception, the report.
 
-The callback makes one of these at each `on_train_begin`, and calls it through the barrier.
-
 A script may catch what training raised and go on, or leave by `sys.exit`; nobody is told then. Without a word in the
 file a report would take that training for one that still runs, or was killed. So the word is written when the training
 is gone: its recorder collected, its file taken over by the next training, or the interpreter shut down in order.
@@ -71,13 +69,7 @@ class CallbackOptions:
 
 
 class Training:
-    """One training.
-
-    Args:
-        options: the callback's.
-        barrier: wall to the training; it counts what goes wrong.
-        args, state: Trainer's.
-    """
+    """One training. The callback makes one at each `on_train_begin`, and calls it through `barrier`."""
 
     def __init__(self, options: CallbackOptions, barrier: ErrorBarrier, args: Any, state: Any) -> None:
         folder = Path(options.output_dir or args.output_dir)
@@ -103,14 +95,8 @@ class Training:
         return self.ended or self.recorder.superseded
 
     def begin(self, callback: object, model: Any, optimizer: Any, *, engine: Any, before: Training | None) -> None:
-        """Writes the `run` record and begins to listen.
-
-        Args:
-            callback: through which this training's events come.
-            model, optimizer: as in Trainer's events.
-            engine: what wraps the model for training, where that is known.
-            before: the last training of this callback.
-        """
+        """Writes the `run` record and begins to listen. `engine`: what wraps the model, where known; `before`: the
+        last training of this callback."""
         extra: dict[str, Any] = {"facts": dict(self._options.run_facts)} if self._options.run_facts else {}
         if self._options.prediction is not None:
             extra["prediction"] = dict(self._options.prediction)
@@ -205,10 +191,8 @@ class Training:
             self._barrier.call("summary", _print_summary, run, on_stderr=self._options.summary == "stderr")
 
     def _speaks(self) -> bool:
-        """Whether this rank, which is not the first, reports: it ran out of memory, and none of those before it did.
-
-        They then wait for gradients that never come, or die of that; the launcher ends them when this process is gone.
-        """
+        """Whether this rank, not the first, reports: it ran out of memory, and none before it did. Those then wait for
+        gradients that never come, or die of that; the launcher ends them when this process is gone."""
         if self.advice is None or not (self._options.html or self._options.summary):
             return False
         time.sleep(_OTHERS_S)
@@ -227,10 +211,10 @@ class Training:
         return bool(self._args.auto_find_batch_size) and smaller
 
     def _after_oom(self, before: Training) -> dict[str, Any] | None:
-        """What is known of an out-of-memory error that ended the training before this one and was caught.
+        """What is known of a caught out-of-memory error that ended the training before this one.
 
-        accelerate catches no other error for `auto_find_batch_size`, and begins again with a smaller batch (accelerate
-        1.15: utils/memory.py, `find_executable_batch_size`). Elsewhere the allocator's own count tells.
+        The only error that accelerate catches for `auto_find_batch_size` (accelerate 1.15: utils/memory.py,
+        `find_executable_batch_size`). Elsewhere the allocator's own count tells.
         """
         state = before._state
         if before.ended or not (self._begins_again(state) or self._ooms_before > before._ooms_before):
@@ -243,10 +227,8 @@ class Training:
 
 
 def expect_end(recorder: object, writer: RecordWriter, watch: ExceptionWatch) -> None:
-    """From now on the file of `writer` has an `end` to come from the training that `recorder` records.
-
-    `watch` knows whether Ctrl-C interrupted it, and is stopped with it.
-    """
+    """From now on the file of `writer` has an `end` to come; `watch` is stopped with the training that `recorder`
+    records."""
     settle(writer.path, ended=False)
     _open[writer.path] = weakref.finalize(recorder, _write_end, writer, watch, os.getpid())
 

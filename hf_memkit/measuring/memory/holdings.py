@@ -1,8 +1,5 @@
-"""What a model, its optimizer and DeepSpeed's engine hold, found by walking. Out: bytes by category and place.
-
-What no walk reaches is not in it: activations, the reducer's buckets of torch's DistributedDataParallel, workspaces of
-libraries.
-"""
+"""What a model, its optimizer and DeepSpeed's engine hold, found by walking. Out: bytes by category and place. No walk
+reaches activations, the reducer's buckets of torch's DistributedDataParallel, and workspaces of libraries."""
 
 from __future__ import annotations
 

@@ -14,11 +14,8 @@ _MOST_ROWS = 300
 
 
 def module_rows(model: nn.Module, device: torch.device | None = None) -> list[ModuleFigures]:
-    """A row for each module with tensors of its own, in the model's order.
-
-    Equal layers in a row are one row a module, named `h.0…47` with `repeats`. Where that still makes more than 300
-    rows, the deepest modules are added to those that they are part of.
-    """
+    """A row for each module with tensors of its own, in the model's order; equal layers are one (`h.0…47`, `repeats`).
+    Of more than 300 rows, the deepest modules are added to those that they are part of."""
     rows = _own_rows(model, device)
     depth = max((row["name"].count(".") for row in rows), default=0)
     folded = _fold_layers(rows)

@@ -1,7 +1,4 @@
-"""One training, from its `run` record to its `end` record. In: callback events. Out: records in a file.
-
-The callback makes one of these at each `on_train_begin` and calls it through the barrier; any method here may raise.
-"""
+"""One training, from its `run` record to its `end` record. In: callback events. Out: records in a file."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "pe
 
 
 class RunRecorder:
-    """Records one training."""
+    """Records one training. Any method may raise: the callback calls it through the barrier."""
 
     def __init__(
         self,
@@ -152,10 +149,7 @@ class RunRecorder:
         self._restart_clock()
 
     def log_numbers(self) -> dict[str, float]:
-        """What a dashboard shows, without the prefix `memory/`: the highest values since the last call.
-
-        Without a step since then: the same numbers again.
-        """
+        """What a dashboard shows, without the prefix `memory/`: the highest values since the last call with a step."""
         self._restart_clock()
         return self._log.take()
 
@@ -173,9 +167,8 @@ class RunRecorder:
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
     def oom_fields(self) -> OomRecord:
-        """What an `oom` record takes from counters, the running step and a fresh walk. To be called while the
-        exception is being handled, so that the tensors of its frames still live. Never raises; writes what is pending.
-        """
+        """What an `oom` record takes from counters, the running step and a fresh walk, while the exception is being
+        handled. Never raises; writes what is pending."""
         self._flush()
         mark = self.readers.mark()
         phase = self.tracker.phase

@@ -181,13 +181,8 @@ def changes_for_run(
     modules: ModulesRecord | None = None,
     phase: Any = None,
 ) -> list[Change]:
-    """What to change in a job with records: with measured savings, and outside the GPU by the table too.
-
-    Args:
-        run, moment, modules: as in `suggest`.
-        message, cause: the error, if its text is known.
-        phase: where the job failed, if known.
-    """
+    """What to change in a job with records: with measured savings, and outside the GPU by the table too. `message`,
+    `cause`: the error, if its text is known; `phase`: where the job failed."""
     measured = suggest(run, {**moment, "cause": cause} if cause is not None else moment, modules=modules)
     if message is None or message.memory == "device" or cause not in ("host memory", "shared memory"):
         return measured

@@ -121,11 +121,8 @@ def _own_size(message: OomMessage) -> int | None:
 
 
 def other_processes(message: OomMessage) -> tuple[Process, ...]:
-    """The processes of the message without this one.
-
-    torch finds itself in NVML's list by its process ID. In a container that differs from the host's, so that its own
-    entry looks like another process: it is the one that holds at least what PyTorch reserved.
-    """
+    """The processes of the message without this one: in a container it has another ID there, and is the one that holds
+    at least what PyTorch reserved."""
     if _own_size(message) is not None or message.reserved_bytes is None:
         return message.processes
     known = [process for process in message.processes if (process.size_bytes or 0) >= message.reserved_bytes]
@@ -141,15 +138,8 @@ unallocated memory is large", without a number."""
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The cause of an out-of-memory error, and why.
-
-    Attributes:
-        cause: one of `Cause`.
-        why: the cause in words, with the arithmetic.
-        settings: what helps against this cause, each with its reason.
-        no_help: frequent advice that does not help here, each with its reason.
-        figures: the sizes used, in GiB, by name.
-    """
+    """The cause of an out-of-memory error, `why` (with the arithmetic), settings that help against it, frequent advice
+    that does not (`no_help`), and the sizes used, in GiB, by name."""
 
     cause: Cause
     why: str
@@ -177,12 +167,11 @@ def judge(
 
     Args:
         message: from `parse_message`.
-        allocator_settings: the value of `PYTORCH_ALLOC_CONF` in that run, if known.
-        watermark: the value of `PYTORCH_MPS_HIGH_WATERMARK_RATIO`, a number, if known.
+        allocator_settings, watermark: values of `PYTORCH_ALLOC_CONF` and `PYTORCH_MPS_HIGH_WATERMARK_RATIO`, if known.
         samples: samples in the micro-batch, if known.
         grows: False if the requested tensor does not depend on the batch.
-        growing: True if the tensor grows from request to request, as the kept predictions of an evaluation do.
-        own: this job's process ID, if known, so that it is not counted among the other processes on the GPU.
+        growing: True if it grows from request to request, as the kept predictions of an evaluation do.
+        own: this job's process ID, if known: that one is not counted among the others on the GPU.
         torch: its version, if known.
         assertion: of a kernel that met a wrong index, if the log has one.
     """
@@ -497,11 +486,11 @@ def _figures(message: OomMessage) -> dict[str, float]:
 
 
 def split_size_mb(requested_bytes: int) -> int | None:
-    """The `max_split_size_mb`, in MiB, that serves this request: the power of two at or below it.
+    """The `max_split_size_mb` that serves this request: the power of two at or below it; None below what torch
+    accepts.
 
-    PyTorch then splits no block of at least that size, so that a free one can serve the request or be released (torch:
-    c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`). None if
-    the request is below every value that torch accepts.
+    PyTorch then splits no block of that size, so that a free one can serve the request or be released (torch:
+    c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`).
     """
     value = 1 << ((requested_bytes // MIB).bit_length() - 1) if requested_bytes >= MIB else 0
     return value if value * MIB > _LEAST_SPLIT else None

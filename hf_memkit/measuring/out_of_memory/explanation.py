@@ -277,13 +277,7 @@ def _box(capacity_bytes: int) -> str:
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
-    """Explains an `oom` record, with changes for that job and the savings that its records give.
-
-    Args:
-        run: the `run` record of the training.
-        oom: the `oom` record.
-        modules: the `modules` record, if there is one.
-    """
+    """Explains an `oom` record, with changes for that job and the savings that its records give."""
     message = from_record(oom)
     settings = mapping(run.get("hardware")).get("allocator_settings")
     phase, samples = oom.get("phase"), oom.get("samples")
@@ -301,13 +295,10 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
 
 
 def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
-    """Explains a training that was killed: it raised no error, and its records end early.
+    """Explains a training whose records end early without an error.
 
-    Args:
-        run: the `run` record.
-        last: the last `step` record; empty if there was none.
-        why: how the records end, in words.
-        in_ram: whether the records show that host RAM ran out. Otherwise the cause is `unknown`.
+    `last`: the last `step` record. `why`: how the records end. `in_ram`: they show that host RAM ran out; else the
+    cause is `unknown`.
     """
     message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
     cause: Cause = "host memory" if in_ram else "unknown"

@@ -44,14 +44,8 @@ class RequestedTensor:
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A job, its error and what is known of both.
-
-    Attributes:
-        message: the out-of-memory message.
-        trace: what the traceback above it shows.
-        job: its arguments, or its records; without any where none are known.
-        platform: the system, if it is not plain Linux and the log shows it.
-    """
+    """A job that ran out of memory: the message, what the traceback above it shows, its arguments or records, and the
+    system if it is not plain Linux and the log shows it."""
 
     message: OomMessage
     trace: Traced

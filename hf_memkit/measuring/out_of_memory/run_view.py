@@ -1,7 +1,5 @@
-"""A run's records as a job to change. In: a `run` record, and the record of a moment. Out: numbers.
-
-Nothing is assumed: what the records do not give is None, and a change that needs it is omitted or has no figure.
-"""
+"""A run's records as a job to change. In: a `run` record, and the record of a moment. Out: numbers, None where the
+records do not give one: a change that needs it is omitted or has no figure."""
 
 from __future__ import annotations
 
@@ -25,11 +23,8 @@ _OLD_SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What the rules of `hf_memkit.measuring.out_of_memory.suggestions` read. All sizes in GiB.
-
-    `moment` is an `OomRecord` or a `StepRecord`. `names`: what the user's file calls an argument, where that is not
-    the name of TrainingArguments.
-    """
+    """What the rules of `suggestions.py` read; sizes in GiB. `moment`: an `OomRecord` or a `StepRecord`. `names`: what
+    the user's file calls an argument, where that is not the name of TrainingArguments."""
 
     run: RunRecord
     moment: Mapping[str, Any]

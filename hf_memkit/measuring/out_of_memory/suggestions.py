@@ -1,8 +1,5 @@
-"""What to change so that a job fits. In: a `run` record and the record of a moment. Out: one to three changes.
-
-No rule proposes a change that is already in force, that the engine refuses, or that saves nothing in the phase that
-failed. Figures come from the records only.
-"""
+"""What to change so that a job fits. In: a `run` record and the record of a moment. Out: one to three changes, none in
+force already, refused by the engine or useless in the phase that failed. Figures come from the records only."""
 
 from __future__ import annotations
 
@@ -79,11 +76,8 @@ def batch(job: RunView) -> Proposals:
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
-    """The next smaller micro-batch that divides this one; None for one sample, or if the batch is unknown.
-
-    Args:
-        most: maximum number of samples, if a divisor that small exists.
-    """
+    """The next smaller micro-batch that divides this one, of `most` samples if one is that small; None for one sample,
+    or if the batch is unknown."""
     samples = job.count("per_device_train_batch_size")
     if job.argument("auto_find_batch_size") and isinstance(job.moment.get("samples"), int):
         samples = int(job.moment["samples"])
@@ -466,9 +460,6 @@ def suggest(
         moment: an `OomRecord`, or the `StepRecord` of the highest peak; `cause` in it selects the kind of change.
         modules: the `modules` record, which gives the saving of an 8-bit optimizer.
         limit: maximum number of changes.
-
-    Returns:
-        At most `limit` changes; `saves_gib` is GiB of device memory.
     """
     job = RunView(run, moment, modules)
     if job.cause == "kernel resources":

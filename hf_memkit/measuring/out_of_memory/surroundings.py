@@ -76,12 +76,8 @@ _LONGEST: Final = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a script was started.
-
-    Attributes:
-        target: the script, or `-m` and the module; empty where a tool has its own.
-        arguments: those of the script.
-    """
+    """How a script was started: the script, or `-m` and the module (empty where a tool has its own), and its
+    arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()

@@ -202,10 +202,8 @@ _GONE_ON: Final = 60
 
 
 def trace(lines: Iterable[str]) -> Traced:
-    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one.
-
-    Where its first line is missing (a terminal, `tail`, a post), the frames directly above the message count.
-    """
+    """What the last traceback in `lines` (without prefixes) shows, or the frames directly above the message where its
+    first line is missing; an empty `Traced` without any."""
     kept = _last_traceback(_unwrapped(list(lines)))
     if not kept:
         return Traced()

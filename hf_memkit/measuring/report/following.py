@@ -26,16 +26,8 @@ _LOOK_S: Final = 1.0
 def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
     """Shows the run until it ends, and returns it; None if stopped (Ctrl-C) before the first record.
 
-    Waits for a run that has not started. A run on another machine cannot be checked: showing it ends with its `end`
-    record, or with Ctrl-C.
-
-    Args:
-        run_dir: folder of the records.
-        console: where to show it.
-        modules: add the table by module at the end.
-
-    Raises:
-        InputError: a file cannot be read.
+    Waits for a run that has not started. Of one on another machine only the `end` record, or Ctrl-C, shows the end.
+    `modules`: add the table by module at the end. Raises InputError where a file cannot be read.
     """
     reader = RunReader(Path(run_dir))
     with contextlib.suppress(KeyboardInterrupt):

@@ -35,20 +35,8 @@ has finished, the others are about to."""
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """One rank's last training. Earlier ones in the same file are in `earlier`.
-
-    Attributes:
-        rank: its number.
-        path: its file.
-        run: the `run` record; empty if there is none.
-        steps: the last record of each step, in order (`steps` in one of them: how many it stands for).
-        evaluations, saves, ooms: records of these kinds in order.
-        modules: rows of the table by module.
-        end: the `end` record, if there is one.
-        ending: how it ended.
-        last: the last record of any kind.
-        earlier: the starts before the last one, each with how it ended.
-    """
+    """One rank's last training, with the records of each kind in order; of a step the last one (`steps` in it: how
+    many it stands for). `last`: the last record of any kind. `earlier`: the starts before, each with how it ended."""
 
     rank: int
     path: Path
@@ -66,14 +54,9 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: its ranks, how it ended, and the limits of its records.
+    """A run: its ranks, in order, at least one; how it ended, by the rank that decides (`_DECIDING`).
 
-    Attributes:
-        folder: where the files are.
-        ranks: at least one, in order.
-        ending: that of the rank that decides, see `_DECIDING`.
-        ended_by: the rank of `ending`.
-        notes: what limits the records: missing ranks, unreadable lines, a newer schema.
+    `notes`: what limits the records: missing ranks, unreadable lines, a newer schema.
     """
 
     folder: Path
@@ -100,11 +83,7 @@ class RunReader:
         self._readers: dict[int, RankReader] = {}
 
     def read(self) -> bool:
-        """Takes what is new in all files; True if something was.
-
-        Raises:
-            InputError: a file that cannot be read.
-        """
+        """Takes what is new in all files; True if something was. InputError where one cannot be read."""
         try:
             for path in self.folder.iterdir():
                 match = _FILE.fullmatch(path.name)
@@ -139,13 +118,8 @@ class RunReader:
 
 
 def load_run(run_dir: str | Path) -> Run:
-    """Reads the `memory-rank*.jsonl` of a folder.
-
-    Files that end in the middle of a line, or hold lines that are no records, give what can be read of them.
-
-    Raises:
-        InputError: the folder does not exist, has no records file, or the files have no record.
-    """
+    """Reads the `memory-rank*.jsonl` of a folder, as far as their lines are whole records. InputError where the folder
+    does not exist, or has no such file with a record."""
     folder = Path(run_dir)
     if _FILE.fullmatch(folder.name) and folder.is_file():
         folder = folder.parent

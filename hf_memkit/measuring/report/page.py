@@ -15,11 +15,8 @@ from hf_memkit.measuring.report.summary import summarise
 
 
 def write_page(run: Run, path: str | Path) -> Path:
-    """Writes the page, replacing an earlier one of memkit's; returns its path.
-
-    Raises:
-        InputError: the file exists and is not a page of memkit's, or cannot be written.
-    """
+    """Writes the page, replacing an earlier one of memkit's; returns its path. InputError where that is refused or
+    fails."""
     check_file(path)
     return write_document(path, page(run))
 

@@ -1,8 +1,8 @@
 """What a run will need, as predicted: the target of a rehearsal, or what `memkit predict` was asked. In: JSON of a
-prediction, such as a rehearsal's `run` record has. Out: `Target`, and sentences.
+prediction. Out: `Target`, and sentences.
 
-A recipe puts the prediction into `facts` (`run/training.py`), in the form of `memkit predict --json`. Facts are the
-user's and may hold anything, so every value is looked at here.
+A recipe puts the prediction into `facts`, in the form of `memkit predict --json`. Facts are the user's and may hold
+anything, so every value is looked at here.
 """
 
 from __future__ import annotations
@@ -25,24 +25,14 @@ _VERDICTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The prediction of a run, such as the target of a rehearsal. None and empty: not predicted.
+    """The prediction of a run. None and empty: not predicted.
 
     Attributes:
-        gpu: name of the GPU.
-        capacity_gib: its memory.
-        verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk.
+        verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk; `why` is its reason.
         gpu_verdict: the same of the GPU alone.
-        why: the reason of `verdict`.
-        peak_gib: the highest allocated.
-        peak_phase: the phase that it is in.
         reserved_gib: lowest and highest peak reserved.
-        outside_gib: what lies outside the allocator.
         categories: GiB by category at the peak.
-        phases: the highest allocated in each phase, GiB.
-        host_gib: RAM of one machine, page-locked RAM included.
-        ram_gib: RAM of the machine that rehearsed.
-        disk_gib: what training keeps on disk.
-        rests_on: what the prediction was computed from.
+        host_gib: RAM of one machine, page-locked RAM included; `ram_gib` is that of the machine that rehearsed.
         is_measured: whether predictions of its kind were compared with measured runs.
     """
 

@@ -1,7 +1,5 @@
-"""A run in one screen of text, and the same as plain data. In: `Run`. Out: lines, a Rich renderable, or a dict.
-
-Everything from the records is put in as Rich `Text`, never as markup.
-"""
+"""A run in one screen of text, and the same as plain data. In: `Run`. Out: lines, a Rich renderable (text from the
+records as `Text`, never as markup), or a dict."""
 
 from __future__ import annotations
 
@@ -37,10 +35,7 @@ _RANKS_SHOWN: Final = 8
 
 
 def text_report(run: Run, width: int = 80, *, modules: bool = False) -> str:
-    """The run as plain text without colour; no line is longer than `width`, except the one that names the page.
-
-    `modules`: add the table by module.
-    """
+    """The run as plain text without colour; only the line that names the page may be longer than `width`."""
     from rich.console import Console
 
     out = io.StringIO()

@@ -1,8 +1,4 @@
-"""Reading memory counters. In: this machine. Out: flat numbers by name, `{"allocated_gib": 1.5, …}`.
-
-`base` says what a reader is; `allocators` reads torch's device allocators, `nvml` the driver, `host` what is not on
-the device (RAM within the limit of `hf_memkit.measuring.memory.cgroup`, pinned memory, swap files).
-"""
+"""Reading memory counters. In: this machine. Out: flat numbers by name, `{"allocated_gib": 1.5, …}`."""
 
 from __future__ import annotations
 

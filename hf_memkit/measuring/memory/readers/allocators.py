@@ -12,11 +12,8 @@ from hf_memkit.measuring.memory.readers.base import Mark
 
 
 class CachingAllocatorReader:
-    """An allocator with the counters of `torch.cuda.memory_stats`.
-
-    The counters are asked for as a nested dictionary, once for all of them: the flat form of `memory_stats`, of about
-    a hundred sorted names, takes several times as long (torch 2.13: torch/cuda/memory.py).
-    """
+    """An allocator with the counters of `torch.cuda.memory_stats`, asked for as a nested dictionary: the flat form
+    takes several times as long (torch 2.13: torch/cuda/memory.py)."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         self.device: torch.device | None = device

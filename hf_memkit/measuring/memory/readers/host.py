@@ -22,11 +22,8 @@ _SWAP_EVERY_S = 5.0
 
 
 class HostReader(Occasional):
-    """This process's memory in RAM, and what is left for it.
-
-    The first is looked up every tenth of a second at most, the second every half, and repeated in between: the kernel
-    adds them up for each who asks.
-    """
+    """This process's memory in RAM, and what is left for it; looked up now and then, because the kernel adds them up
+    for each who asks."""
 
     def __init__(self) -> None:
         super().__init__(_OWN_EVERY_S)
@@ -59,11 +56,8 @@ class HostReader(Occasional):
 
 
 class PinnedReader(Occasional):
-    """Page-locked RAM that torch's allocator for it has taken, cached blocks included.
-
-    Block sizes are powers of two, and memory that a library locked by itself is not in it
-    (torch 2.13: `torch.cuda.host_memory_stats`).
-    """
+    """Page-locked RAM of torch's allocator, cached blocks included; block sizes are powers of two (torch 2.13:
+    `torch.cuda.host_memory_stats`)."""
 
     def __init__(self) -> None:
         super().__init__(_AVAILABLE_EVERY_S)

@@ -22,11 +22,8 @@ _MUCH_MORE = 1.25
 
 
 class NvmlReader(Occasional):
-    """Use of the whole GPU, of this process outside torch's allocator (CUDA context, libraries), and of others.
-
-    Listing the processes of a GPU takes milliseconds, so that is done every half second at most; in between, these
-    numbers are absent.
-    """
+    """Use of the whole GPU, of this process outside torch's allocator, and of others. Absent between two looks:
+    listing the processes of a GPU takes milliseconds."""
 
     def __init__(self, device: torch.device | int | None = None) -> None:
         super().__init__(_EVERY_S)
@@ -60,11 +57,8 @@ class NvmlReader(Occasional):
 
 
 def _handle(pynvml: Any, properties: Any) -> Any:
-    """NVML's handle of the GPU that torch means.
-
-    NVML counts every GPU of the machine, torch only those in CUDA_VISIBLE_DEVICES and maybe in another order, so the
-    index must not be used; the UUID and the PCI address name the GPU itself.
-    """
+    """NVML's handle of the GPU that torch means, by UUID or PCI address: NVML counts every GPU of the machine, torch
+    those in CUDA_VISIBLE_DEVICES."""
     uuid = str(getattr(properties, "uuid", ""))
     for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
         try:
