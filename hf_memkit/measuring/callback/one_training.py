@@ -26,13 +26,14 @@ from hf_memkit.measuring.callback.numbers_of_ranks import RankNumbers, join_rank
 from hf_memkit.measuring.callback.oom_note import OomNote, add_note
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
-from hf_memkit.measuring.memory.readers import MemoryReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import RecordWriter
 from hf_memkit.measuring.memory.snapshot import record_history, stop_history
 from hf_memkit.measuring.record_types import Status
-from hf_memkit.measuring.report import Run, load_run, text_report, write_page
-from hf_memkit.measuring.report.text import PAGE
+from hf_memkit.measuring.report.load import Run, load_run
+from hf_memkit.measuring.report.page import write_page
+from hf_memkit.measuring.report.text import PAGE, text_report
 
 _NOT_RECORDED: Final = "recording stopped before training ended: the callback was closed, or another one replaced it"
 

@@ -20,7 +20,7 @@ from hf_memkit.common.terms import Phase
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory.holdings import Holdings, Inventory, held_json
 from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
-from hf_memkit.measuring.memory.readers import Mark
+from hf_memkit.measuring.memory.readers.base import Mark
 from hf_memkit.measuring.memory.timeline import Part, Timeline, categories_gib, categories_of
 from hf_memkit.measuring.memory.windows import window_size
 from hf_memkit.measuring.record_types import OomRecord, StepRecord

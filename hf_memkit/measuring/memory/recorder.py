@@ -20,7 +20,9 @@ from hf_memkit.measuring.memory.modules import module_rows
 from hf_memkit.measuring.memory.optimizer_state import innermost, optimizer_chain, state_summary
 from hf_memkit.measuring.memory.peak_sampler import PeakSampler
 from hf_memkit.measuring.memory.phases import PhaseTracker
-from hf_memkit.measuring.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
+from hf_memkit.measuring.memory.readers import readers_for_this_machine
+from hf_memkit.measuring.memory.readers.base import MemoryReader, ReaderGroup
+from hf_memkit.measuring.memory.readers.host import SwapReader
 from hf_memkit.measuring.memory.recompute import RecomputeCounter
 from hf_memkit.measuring.memory.records import RecordWriter
 from hf_memkit.measuring.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWindow, raise_to

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, cast
 from hf_memkit.common.terms import CATEGORIES, Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory.holdings import Holdings
-from hf_memkit.measuring.memory.readers import Mark
+from hf_memkit.measuring.memory.readers.base import Mark
 from hf_memkit.measuring.record_types import CategorySizes
 
 Part = Literal["data", "forward", "loss", "backward", "optimizer"]

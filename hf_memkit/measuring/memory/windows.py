@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from hf_memkit.common.terms import Phase
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.readers import Mark, ReaderGroup
+from hf_memkit.measuring.memory.readers.base import Mark, ReaderGroup
 from hf_memkit.measuring.memory.records import merged
 from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
 

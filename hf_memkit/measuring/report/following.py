@@ -10,15 +10,15 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from hf_memkit.measuring.report.load import Run, RunReader
 from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.text import view
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 _LOOK_S: Final = 1.0
 
@@ -54,9 +54,6 @@ def _looks(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
 
 
 def _live(reader: RunReader, console: Console) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
     with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
         live.refresh()
         shown: str | None = None
@@ -67,8 +64,6 @@ def _live(reader: RunReader, console: Console) -> None:
 
 
 def _lines(reader: RunReader, console: Console) -> None:
-    from rich.text import Text
-
     waiting, shown = False, None
     for grew, run in _looks(reader):
         if run is None:

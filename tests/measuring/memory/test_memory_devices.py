@@ -13,18 +13,11 @@ import torch
 
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory import cgroup
-from hf_memkit.measuring.memory.readers import (
-    CudaReader,
-    HostReader,
-    MpsReader,
-    NvmlReader,
-    PinnedReader,
-    ReaderGroup,
-    SwapReader,
-    XpuReader,
-    base,
-)
-from hf_memkit.measuring.memory.readers.allocators import CachingAllocatorReader
+from hf_memkit.measuring.memory.readers import base
+from hf_memkit.measuring.memory.readers.allocators import CachingAllocatorReader, CudaReader, MpsReader, XpuReader
+from hf_memkit.measuring.memory.readers.base import ReaderGroup
+from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader, SwapReader
+from hf_memkit.measuring.memory.readers.nvml import NvmlReader
 
 MIB = 2**20
 

@@ -7,16 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.measuring.memory.readers import (
-    CudaReader,
-    HostReader,
-    MemoryReader,
-    NvmlReader,
-    PinnedReader,
-    ReaderGroup,
-    readers_for_this_machine,
-)
-from hf_memkit.measuring.memory.readers.nvml import bytes_of_this_process
+from hf_memkit.measuring.memory.readers import readers_for_this_machine
+from hf_memkit.measuring.memory.readers.allocators import CudaReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader, ReaderGroup
+from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader
+from hf_memkit.measuring.memory.readers.nvml import NvmlReader, bytes_of_this_process
 
 
 def test_the_readers_of_this_machine() -> None:

@@ -5,23 +5,9 @@ from __future__ import annotations
 import torch
 
 from hf_memkit.measuring.memory.readers.allocators import CudaReader, MpsReader, XpuReader
-from hf_memkit.measuring.memory.readers.base import Mark, MemoryReader, ReaderGroup
-from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader, SwapReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader
+from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader
 from hf_memkit.measuring.memory.readers.nvml import NvmlReader
-
-__all__ = [
-    "CudaReader",
-    "HostReader",
-    "Mark",
-    "MemoryReader",
-    "MpsReader",
-    "NvmlReader",
-    "PinnedReader",
-    "ReaderGroup",
-    "SwapReader",
-    "XpuReader",
-    "readers_for_this_machine",
-]
 
 
 def readers_for_this_machine(device: torch.device | None = None) -> list[MemoryReader]:
