@@ -54,11 +54,6 @@ class DeviceFigures:
         return self.message.cached_bytes
 
     @property
-    def limit(self) -> int | None:
-        """The cap of the process, or the total of the GPU."""
-        return self.message.allowed_bytes or self.message.capacity_bytes
-
-    @property
     def short(self) -> int:
         """What is missing even with the whole cache; negative if the cache is enough."""
         return self.requested - self.available - (self.cached or 0)
@@ -184,11 +179,11 @@ def judge(
     if message.form in ANSWERS:
         late = assertion is not None and message.form in AFTER_AN_ASSERTION
         cause, why, settings = wrong_index(assertion or "") if late else ANSWERS[message.form](message)
-        return _made(cause, why, settings, _figures(message))
+        return _made(cause, why, settings, message)
     if message.device_type == "mps":
         return _mps(message, watermark)
     verdict = _with_contexts(_device(message, allocator_settings, growing), message)
-    requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
+    requested, limit = message.requested_bytes or 0, message.usable_bytes
     if limit and requested > limit:
         return replace(verdict, why=f"{verdict.why} {_no_batch(requested, limit, samples, grows)}")
     return verdict
@@ -268,14 +263,10 @@ def _device(message: OomMessage, allocator_settings: str | None, growing: bool) 
                 f"PyTorch had reserved {show(message.reserved_bytes)} of {show(message.capacity_bytes)}; another "
                 "process or the driver may hold the rest."
             )
-        return _made("unknown", f"The text does not give the {sizes}. {elsewhere}", (), _figures(message))
+        return _made("unknown", f"The text does not give the {sizes}. {elsewhere}", (), message)
     gpu = _gpu(message, allocator_settings, requested, free)
-    rules = (_too_large, _cap, _fits, _fragmentation, _others, _overhead)
-    for rule in rules:
-        verdict = rule(gpu) if rule is not _fragmentation or not growing else None
-        if verdict is not None:
-            return verdict
-    return _size(gpu)
+    rules = (_too_large, _cap, _fits, *(() if growing else (_fragmentation,)), _others, _overhead)
+    return next((verdict for rule in rules if (verdict := rule(gpu)) is not None), None) or _size(gpu)
 
 
 def _most_free(message: OomMessage) -> int | None:
@@ -298,14 +289,14 @@ def _single_allocation(message: OomMessage) -> Verdict | None:
         f"runtime refuses a single allocation of {show(_XPU_ALLOCATION)} or more on many GPUs, whatever is free."
     )
     lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", "allows larger ones")
-    return _made("cap", why, (lift,), _figures(message))
+    return _made("cap", why, (lift,), message)
 
 
 def _too_large(gpu: DeviceFigures) -> Verdict | None:
-    if gpu.limit is None or gpu.requested <= gpu.limit:
+    if gpu.message.usable_bytes is None or gpu.requested <= gpu.message.usable_bytes:
         return None
     whose = "this process may use" if gpu.message.allowed_bytes else "the GPU has"
-    why = f"One tensor needs {show(gpu.requested)}; {whose} {show(gpu.limit)} in total."
+    why = f"One tensor needs {show(gpu.requested)}; {whose} {show(gpu.message.usable_bytes)} in total."
     return _verdict("size", why, gpu, _for_size(gpu.message, "the tensor alone is too large"))
 
 
@@ -327,7 +318,7 @@ def _cap(gpu: DeviceFigures) -> Verdict | None:
 
 def _fits(gpu: DeviceFigures) -> Verdict | None:
     left = gpu.available - gpu.requested
-    if left < _NOTHING_LEFT * (gpu.limit or left):
+    if left < _NOTHING_LEFT * (gpu.message.usable_bytes or left):
         return None
     why = (
         f"{show(gpu.requested)} was requested and {show(gpu.available)} was free a moment later, when the message "
@@ -341,7 +332,7 @@ def _fits(gpu: DeviceFigures) -> Verdict | None:
 
 def _fragmentation(gpu: DeviceFigures) -> Verdict | None:
     message, cached = gpu.message, gpu.cached
-    if cached is None or gpu.short > 0 or cached < _NOTABLE * (gpu.limit or message.reserved_bytes or 0):
+    if cached is None or gpu.short > 0 or cached < _NOTABLE * (message.usable_bytes or message.reserved_bytes or 0):
         return None
     pieces = (
         f"PyTorch's cache is fragmented: {show(message.reserved_bytes or 0)} reserved − "
@@ -410,14 +401,13 @@ def _size(gpu: DeviceFigures) -> Verdict:
     if gpu.short > 0:
         why = f"The job needs more memory than is available. {gpu.balance}"
         return _verdict("size", why, gpu, _for_size(gpu.message, "fragmentation is not the cause"))
-    if gpu.cached is not None and gpu.available < gpu.requested:
-        left = f"Even if the cache were one block, only {show(-gpu.short)} would remain, and the next request"
-        why = f"The GPU is nearly full. {gpu.balance} {left} would fail: the job needs less memory."
-        return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
     why = (
         f"The GPU is full. {gpu.balance} That is within what the message rounds and the driver keeps: the job needs "
         "less memory."
     )
+    if gpu.cached is not None and gpu.available < gpu.requested:
+        left = f"Even if the cache were one block, only {show(-gpu.short)} would remain, and the next request"
+        why = f"The GPU is nearly full. {gpu.balance} {left} would fail: the job needs less memory."
     return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
 
 
@@ -425,24 +415,24 @@ def _mps(message: OomMessage, watermark: str | None) -> Verdict:
     requested, allowed = message.requested_bytes, message.allowed_bytes
     held = (message.allocated_bytes or 0) + (message.other_bytes or 0)
     if requested is None or message.allocated_bytes is None:
-        return _made("unknown", "The text has no sizes.", (), _figures(message))
+        return _made("unknown", "The text has no sizes.", (), message)
     if allowed is None or held + requested <= allowed:
         why = f"PyTorch and Metal hold {show(held)}, and Metal had no single block of another {show(requested)}."
-        return _made("unknown", why, (), _figures(message))
+        return _made("unknown", why, (), message)
     why = (
         f"{show(message.allocated_bytes)} in tensors + {show(message.other_bytes or 0)} in other Metal buffers + "
         f"{show(requested)} requested exceeds PyTorch's limit of {show(allowed)}"
         f"{', 1.7 times what Metal recommends for this Mac' if watermark is None else ''}."
     )
     unlimited = watermark is not None and float(watermark) == 0
-    reason = "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better"
-    if unlimited:
-        reason = (
-            "set in this log, but the limit was in force: the setting did not reach the process. It must be in the "
-            "environment before Python imports torch"
-        )
+    reason = (
+        "set in this log, but the limit was in force: the setting did not reach the process. It must be in the "
+        "environment before Python imports torch"
+        if unlimited
+        else "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better"
+    )
     lift = Remedy("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", reason, helps=not unlimited)
-    return _made("cap", why, (lift,), _figures(message))
+    return _made("cap", why, (lift,), message)
 
 
 def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
@@ -464,22 +454,20 @@ def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
 
 
 def _verdict(cause: Cause, why: str, gpu: DeviceFigures, settings: tuple[Remedy, ...]) -> Verdict:
-    short = max(gpu.short, 0) or None
     outside = gpu.own_overhead if gpu.unclaimed is None else gpu.unclaimed
-    extra = {"short_gib": short, "outside_allocator_gib": outside, "other_processes_gib": gpu.others}
-    figures = {name: size / GIB for name, size in extra.items() if size is not None}
-    return _made(cause, why, settings, _figures(gpu.message) | figures)
+    return _made(
+        cause, why, settings, gpu.message, short=max(gpu.short, 0) or None, outside_allocator=outside,
+        other_processes=gpu.others,
+    )  # fmt: skip
 
 
-def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], figures: dict[str, float]) -> Verdict:
+def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], message: OomMessage, **more: int | None) -> Verdict:
+    """The verdict with the sizes of the message, and `more` of them."""
+    names = ("requested", "free", "capacity", "allowed", "allocated", "reserved", "cached", "process", "resident")
+    sizes = {name: getattr(message, f"{name}_bytes") for name in names} | more
+    figures = {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
     helping = tuple(setting for setting in settings if setting.helps)
     return Verdict(cause, why, helping, tuple(setting for setting in settings if not setting.helps), figures)
-
-
-def _figures(message: OomMessage) -> dict[str, float]:
-    names = ("requested", "free", "capacity", "allowed", "allocated", "reserved", "cached", "process", "resident")
-    sizes = {name: getattr(message, f"{name}_bytes") for name in names}
-    return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
 
 # Settings of PyTorch's allocator: which help against a message, and which do not.
@@ -499,6 +487,7 @@ def split_size_mb(requested_bytes: int) -> int | None:
 def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """What to set against fragmentation. `in_use`: the settings of that run, if known."""
     key, requested = f"environment.{message.variable}", message.requested_bytes or 0
+    on = "expandable_segments:True"
     if message.variable is None:
         return _empty_cache(message)
     if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
@@ -507,10 +496,10 @@ def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy,
             "or a smaller batch help"
         )
         # max_split_size_mb makes things worse beside it.
-        return Remedy(key, "expandable_segments:True", why, helps=False), *_empty_cache(message)
+        return Remedy(key, on, why, helps=False), *_empty_cache(message)
     if message.device_type == "xpu":
         known = "if this torch supports it on XPU; otherwise use fewer tensor shapes (pad_to_multiple_of, packing)"
-        return Remedy(key, "expandable_segments:True", known), *_empty_cache(message)
+        return Remedy(key, on, known), *_empty_cache(message)
     value = split_size_mb(requested)
     if value is None:
         why = f"torch accepts no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
@@ -521,7 +510,7 @@ def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy,
             f"block of {value} MiB or more, so that a freed one can serve {show(requested)}"
         )
         cut = Remedy(key, f"max_split_size_mb:{value}", why)
-    return Remedy(key, "expandable_segments:True", _why_expandable(message)), cut, *_empty_cache(message)
+    return Remedy(key, on, _why_expandable(message)), cut, *_empty_cache(message)
 
 
 def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:

@@ -67,7 +67,7 @@ class FailedJob:
     @property
     def larger_by(self) -> float:
         """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
-        limit = self.message.allowed_bytes or self.message.capacity_bytes
+        limit = self.message.usable_bytes
         return (self.message.requested_bytes or 0) / limit if limit else 0.0
 
     @property

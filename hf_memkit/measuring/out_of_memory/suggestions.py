@@ -79,8 +79,8 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
     """The next smaller micro-batch that divides this one, of `most` samples if one is that small; None for one sample,
     or if the batch is unknown."""
     samples = job.count("per_device_train_batch_size")
-    if job.argument("auto_find_batch_size") and isinstance(job.moment.get("samples"), int):
-        samples = int(job.moment["samples"])
+    if job.argument("auto_find_batch_size") and "samples" in job.moment:
+        samples = job.moment["samples"]
     if samples is None or samples < 2:
         return None
     parts = [samples // factor for factor in range(2, samples + 1) if samples % factor == 0]
@@ -119,7 +119,7 @@ def fused_loss(job: RunView) -> Proposals:
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
         return
     vocabulary = job.run.get("vocabulary")
-    words = f" over a vocabulary of {vocabulary:,}" if isinstance(vocabulary, int) else ""
+    words = f" over a vocabulary of {vocabulary:,}" if vocabulary else ""
     yield held, Change(
         "arguments.use_liger_kernel", True,
         f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss computes them in chunks",
@@ -183,7 +183,7 @@ def allocator(job: RunView) -> Proposals:
     if job.cause != "fragmentation" or not job.on_cuda:
         return
     cached = job.moment.get("fragmentation_gib")
-    size = f"{cached:.2f} GiB" if isinstance(cached, int | float) else "enough memory"
+    size = f"{cached:.2f} GiB" if cached is not None else "enough memory"
     reason = f"{size} was cached, in blocks too small for the request"
     if "expandable_segments:true" in settings:
         if job.argument("torch_empty_cache_steps") is None:
@@ -306,7 +306,7 @@ def offload(job: RunView) -> Proposals:
         return  # they are there already
     ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
     needs = job.states_gib_per(_OFFLOADED_BYTES)
-    if needs is None or (isinstance(ram, int | float) and needs > ram):
+    if needs is None or (ram and needs > ram):
         return
     name = "zero3-offload-optimizer" if job.stage == 3 else "zero2-offload"
     yield held, Change(
@@ -484,4 +484,4 @@ def suggest(
 def _too_little(job: RunView, at_most_gib: float) -> bool:
     """Whether a change costs something and saves nothing noticeable, such as smaller states of a few adapters."""
     capacity = job.hardware.get("capacity_gib")
-    return isinstance(capacity, int | float) and job.measured and 0 < at_most_gib < _NOTICED * capacity
+    return capacity is not None and bool(job.categories) and 0 < at_most_gib < _NOTICED * capacity

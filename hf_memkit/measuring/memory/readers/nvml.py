@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,7 @@ def _handle(pynvml: Any, properties: Any) -> Any:
     return pynvml.nvmlDeviceGetHandleByPciBusId(address)
 
 
-def bytes_of_this_process(
-    processes: Sequence[tuple[int, int | None]],
-    reserved_bytes: int,
-    *,
-    knows_own_number: Callable[[], bool] | None = None,
-) -> int | None:
+def bytes_of_this_process(processes: Sequence[tuple[int, int | None]], reserved_bytes: int) -> int | None:
     """Which of the (pid, bytes) that NVML lists is this process, if that can be known.
 
     In a container NVML may list process numbers of the host, where ours could be somebody else's. There, a list of one
@@ -82,8 +77,7 @@ def bytes_of_this_process(
     """
     if reserved_bytes == 0:
         return None
-    first = (knows_own_number or _in_first_pid_namespace)()
-    mine = [used for pid, used in processes if pid == os.getpid()] if first else []
+    mine = [used for pid, used in processes if pid == os.getpid()] if _in_first_pid_namespace() else []
     if not mine and len(processes) == 1:
         mine = [processes[0][1]]
     known = [used for used in mine if used is not None]
