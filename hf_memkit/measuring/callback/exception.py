@@ -65,15 +65,8 @@ def record_exception(
 
 
 def _what_it_says(message: OomMessage | None) -> dict[str, float]:
-    if message is None:
-        return {}
-    sizes = {
-        "requested_gib": message.requested_bytes,
-        "free_gib": message.free_bytes,
-        "capacity_gib": message.capacity_bytes,
-        "process_gib": message.process_bytes,
-    }
-    return {name: size / GIB for name, size in sizes.items() if size is not None}
+    sizes = {name: getattr(message, f"{name}_bytes", None) for name in ("requested", "free", "capacity", "process")}
+    return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
 
 def _phase(error: BaseException) -> Phase | None:
@@ -110,7 +103,9 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     samples = record.get("samples")
     view, verdict = RunView(run, record), None
     if message is not None:
-        judged = judge(message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.torch)
+        judged = judge(
+            message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.version("torch")
+        )
         verdict = for_job(judged, view)
         record["cause"] = verdict.cause
     changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])

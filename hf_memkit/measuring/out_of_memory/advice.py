@@ -122,7 +122,8 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
     techniques = _OFFERED[memory][_row(failed)]
-    if memory == "device" and failed.phase == "evaluate" and failed.place in ("logits", "cross entropy", "attention"):
+    of_the_batch = failed.trace.place in ("logits", "cross entropy", "attention")
+    if memory == "device" and failed.trace.phase == "evaluate" and of_the_batch:
         techniques = (gpu.eval_batch, *techniques)
     if memory == "device" and cause in ("context and libraries", "another process"):
         techniques = (gpu.vllm_share, *techniques)
@@ -143,7 +144,7 @@ def _applied(techniques: Techniques, failed: FailedJob) -> list[Change]:
 def _row(failed: FailedJob) -> str:
     """The row of the table for that memory: the place, else the phase, else neither."""
     message, rows = failed.message, _OFFERED[failed.message.memory]
-    in_a_step = failed.place is None and failed.phase in (None, "forward", "backward")
+    in_a_step = failed.trace.place is None and failed.trace.phase in (None, "forward", "backward")
     if message.memory == "pinned":
         return next((library for library in rows if library in failed.trace.in_use), "")
     if message.memory == "shared memory":
@@ -151,11 +152,11 @@ def _row(failed: FailedJob) -> str:
     if message.memory == "host":
         if message.form == "bitsandbytes-managed":
             return "managed memory"
-        if message.form.startswith("dataloader") or (failed.recorded and failed.phase == "data"):
+        if message.form.startswith("dataloader") or (failed.recorded and failed.trace.phase == "data"):
             return "data loader"
         if in_a_step and failed.uses("offload"):
             return "offload"
-    if message.memory == "device" and failed.place == "generation" and failed.trace.library == "vLLM":
+    if message.memory == "device" and failed.trace.place == "generation" and failed.trace.library == "vLLM":
         return "vLLM"
     if message.form == "dispatched":
         return "dispatched"
@@ -163,7 +164,7 @@ def _row(failed: FailedJob) -> str:
         return "larger than the GPU"
     if failed.large_and_unknown:
         return "one large tensor"
-    return next((row for row in (failed.place, failed.phase) if row is not None and row in rows), "")
+    return next((row for row in (failed.trace.place, failed.trace.phase) if row is not None and row in rows), "")
 
 
 def _renamed(change: Change, job: RunView) -> Change:

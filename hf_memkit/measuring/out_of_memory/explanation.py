@@ -262,7 +262,7 @@ def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str
     if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
         return ()
     bare = cause == "unknown" and message.memory == "device"
-    if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":
+    if (cause not in _PREDICTABLE and not bare) or failed.trace.place == "merged adapters":
         return ()
     gpu = _box(message.capacity_bytes) if message.capacity_bytes is not None else ""
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
@@ -285,7 +285,7 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
         samples=oom.get("samples") or None,
         grows=phase not in ("load", "save", "optimizer"),
         own=_pid(run),
-        torch=job.torch,
+        torch=job.version("torch"),
     )
     verdict = for_job(judged, job)
     changes = changes_for_run(run, oom, message, verdict.cause, modules, phase)

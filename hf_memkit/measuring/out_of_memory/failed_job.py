@@ -53,18 +53,6 @@ class FailedJob:
     platform: Platform | None = None
 
     @property
-    def phase(self) -> str | None:
-        return self.trace.phase
-
-    @property
-    def place(self) -> str | None:
-        return self.trace.place
-
-    @property
-    def device_type(self) -> str | None:
-        return self.message.device_type
-
-    @property
     def larger_by(self) -> float:
         """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
         limit = self.message.usable_bytes
@@ -73,7 +61,7 @@ class FailedJob:
     @property
     def resumes(self) -> bool:
         """Whether the training goes on from a checkpoint, whose optimizer states fit one optimizer and engine only."""
-        return self.phase == "resume" or bool(self.argument("resume_from_checkpoint"))
+        return self.trace.phase == "resume" or bool(self.argument("resume_from_checkpoint"))
 
     @property
     def recorded(self) -> bool:
@@ -87,13 +75,9 @@ class FailedJob:
         return any(feature in self.in_use for feature in features)
 
     @property
-    def batch_argument(self) -> str:
-        return f"per_device_{'eval' if self.phase == 'evaluate' else 'train'}_batch_size"
-
-    @property
     def samples(self) -> int | None:
         """Samples of the micro-batch; of an evaluation's batch in one."""
-        return self.job.count(self.batch_argument)
+        return self.job.count(f"per_device_{'eval' if self.trace.phase == 'evaluate' else 'train'}_batch_size")
 
     def named(self, names: Iterable[str]) -> str:
         """The first of these names among the arguments with a number; empty if there is none."""
@@ -173,7 +157,7 @@ class FailedJob:
         length = self.job.count(self.named(LENGTHS))
         if not requested or samples is None or length is None or not self.requests_a_tensor:
             return None
-        if self.phase not in (None, "forward", "backward", "evaluate"):
+        if self.trace.phase not in (None, "forward", "backward", "evaluate"):
             return None
         if self.trace.place not in (None, "logits", "cross entropy", "attention"):
             return None

@@ -10,6 +10,7 @@ from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, unless
 from hf_memkit.measuring.out_of_memory.other_names import MAP_PROCESSES
+from hf_memkit.measuring.out_of_memory.suggestions import PAGEABLE_BATCHES
 
 # Data.
 
@@ -18,8 +19,7 @@ _ONE_ARRAY: Final = 16 * GIB
 
 
 def fewer_workers(failed: FailedJob) -> Change | None:
-    """Fewer data loader processes."""
-    if failed.phase is None and (failed.message.requested_bytes or 0) >= _ONE_ARRAY:
+    if failed.trace.phase is None and (failed.message.requested_bytes or 0) >= _ONE_ARRAY:
         return None
     return failed.halved(
         "dataloader_num_workers",
@@ -30,7 +30,6 @@ def fewer_workers(failed: FailedJob) -> Change | None:
 
 
 def no_workers(failed: FailedJob) -> Change | None:
-    """Batches made in the training process, which need no shared memory."""
     workers = failed.job.count("dataloader_num_workers")
     if workers == 0:
         return None
@@ -47,7 +46,6 @@ _FEW: Final = 8
 
 
 def fewer_map_processes(failed: FailedJob) -> Change | None:
-    """Fewer processes that make the rows, which are made before the first step."""
     return None if failed.recorded else failed.halved(
         failed.named(MAP_PROCESSES),
         "each process of datasets' map is a copy of this one with its own rows (scripts call num_proc "
@@ -58,7 +56,6 @@ def fewer_map_processes(failed: FailedJob) -> Change | None:
 
 
 def smaller_map_batches(failed: FailedJob) -> Change | None:
-    """Fewer rows in RAM at a time."""
     return None if failed.recorded else Change(
         "data.writer_batch_size", 100,
         "dataset.map keeps this many finished rows in RAM before it writes them (datasets: 1000 by default); with "
@@ -68,7 +65,6 @@ def smaller_map_batches(failed: FailedJob) -> Change | None:
 
 
 def streamed_data(failed: FailedJob) -> Change | None:
-    """Rows made while the job trains."""
     if failed.recorded or failed.argument("streaming"):
         return None
     return Change(
@@ -92,7 +88,6 @@ straight_to_gpu = unless(
 
 
 def one_copy_of_weights(failed: FailedJob) -> Change | None:
-    """One copy of the weights in RAM, not one a process."""
     if failed.uses("ZeRO-3"):
         return Change(
             "model.from_pretrained", "after TrainingArguments",
@@ -145,17 +140,10 @@ FEWER_PROCESSES: Final = Change(
 
 
 def pageable_batches(failed: FailedJob) -> Change | None:
-    """Batches in RAM that the system can move."""
-    if failed.argument("dataloader_pin_memory") is False:
-        return None
-    return Change(
-        "arguments.dataloader_pin_memory", False,
-        "batches then lie in pageable RAM", "copies to the GPU are slower and block",
-    )  # fmt: skip
+    return None if failed.argument("dataloader_pin_memory") is False else PAGEABLE_BATCHES
 
 
 def pageable_states(failed: FailedJob) -> Change | None:
-    """DeepSpeed's buffers in RAM that the system can move."""
     if failed.job.arguments and not failed.uses("DeepSpeed"):
         return None
     return Change(
@@ -166,7 +154,6 @@ def pageable_states(failed: FailedJob) -> Change | None:
 
 
 def torch_checkpointing(failed: FailedJob) -> Change | None:
-    """Activations recomputed instead of moved to page-locked RAM."""
     return None if not failed.uses("unsloth") else Change(
         "model.use_gradient_checkpointing", True,
         'instead of "unsloth", which moves the inputs of all layers to page-locked RAM',
@@ -175,7 +162,6 @@ def torch_checkpointing(failed: FailedJob) -> Change | None:
 
 
 def more_for_wsl(failed: FailedJob) -> Change | None:
-    """A larger share of RAM for WSL2."""
     if failed.platform not in (None, "WSL2"):
         return None
     return Change(
@@ -186,7 +172,6 @@ def more_for_wsl(failed: FailedJob) -> Change | None:
 
 
 def unpaged_states(failed: FailedJob) -> Change | None:
-    """Optimizer states in the GPU's own memory."""
     if failed.resumes:
         return None
     row = find_optimizer(failed.job.optim)
@@ -201,7 +186,6 @@ def unpaged_states(failed: FailedJob) -> Change | None:
 
 
 def more_ram(failed: FailedJob) -> Change | None:
-    """The one change that helps whatever fills the RAM."""
     if failed.message.in_cgroup or failed.message.form == "kubernetes-node":
         return None  # the fix for that cause has it
     return Change(
@@ -215,7 +199,6 @@ def more_ram(failed: FailedJob) -> Change | None:
 
 
 def fewer_checkpoints(failed: FailedJob) -> Change | None:
-    """Older checkpoints deleted."""
     kept = failed.job.count("save_total_limit")
     if kept is not None and kept < 2:
         return None

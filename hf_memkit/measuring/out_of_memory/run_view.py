@@ -136,10 +136,6 @@ class RunView:
         return str(self.argument("optim") or "")
 
     @property
-    def world_size(self) -> int:
-        return self.run.get("world_size", 1)
-
-    @property
     def checkpointing(self) -> bool:
         return any(self.argument(f"{name}_checkpointing") for name in ("activation", "gradient"))
 
@@ -168,26 +164,12 @@ class RunView:
         return max(types, key=lambda kind: types[kind], default=None) == "float32"
 
     @property
-    def longest_sequence(self) -> int | None:
-        return self.moment.get("longest_sequence")
-
-    @property
     def cause(self) -> str | None:
         return self.moment.get("cause")
 
-    @property
-    def transformers(self) -> tuple[int, ...]:
+    def version(self, package: str) -> tuple[int, ...]:
         """`(5, 23)`; empty where the run does not say."""
-        return self._version("transformers")
-
-    @property
-    def torch(self) -> tuple[int, ...]:
-        """`(2, 13)`; empty where the run does not say."""
-        return self._version("torch")
-
-    def _version(self, package: str) -> tuple[int, ...]:
-        text = self.run.get("versions", {}).get(package, "")
-        return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        return tuple(int(part) for part in re.findall(r"\d+", self.run.get("versions", {}).get(package, ""))[:2])
 
     def states_gib_per(self, bytes_a_parameter: float) -> float | None:
         """`bytes_a_parameter` for each trained parameter."""
