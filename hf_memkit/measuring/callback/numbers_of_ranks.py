@@ -66,11 +66,6 @@ class RankNumbers:
         # Also when nobody calls `close`: a thread inside the store when the interpreter shuts down could abort it.
         self._leave = weakref.finalize(self, _leave, self._shared, self._thread)
 
-    @property
-    def failure(self) -> str | None:
-        """Why the thread has given up, or None."""
-        return self._shared.failure
-
     def publish(self, step: int, numbers: Mapping[str, float]) -> None:
         """This rank's numbers from now on."""
         self._shared.mine = (step, dict(numbers))

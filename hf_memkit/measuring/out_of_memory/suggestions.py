@@ -142,7 +142,6 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
 
 
 def checkpointing(job: RunView) -> Proposals:
-    """Activations recomputed in backward instead of kept."""
     held = None if job.activations_unknown else job.gib("activations")
     if job.phase not in ACTIVATION_PHASES or job.checkpointing or not (held or job.activations_unknown):
         return
@@ -153,7 +152,6 @@ def checkpointing(job: RunView) -> Proposals:
 
 
 def fused_loss(job: RunView) -> Proposals:
-    """Logits and loss in chunks."""
     held = job.gib("loss")
     known = job.run.get("model_type") in LIGER_OPTIONS and job.hardware.get("device_type") in ("cuda", "xpu")
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
@@ -184,7 +182,6 @@ def half_precision(job: RunView) -> Proposals:
 
 
 def eager_attention(job: RunView) -> Proposals:
-    """Attention without sequence × sequence matrices."""
     held = job.gib("activations")
     if held and job.phase in ACTIVATION_PHASES and job.run.get("attention") == "eager":
         what = "eager attention keeps a sequence × sequence matrix for every head and layer"
@@ -192,7 +189,6 @@ def eager_attention(job: RunView) -> Proposals:
 
 
 def sequence_length(job: RunView) -> Proposals:
-    """Shorter sequences."""
     longest, held = job.moment.get("longest_sequence"), job.of_the_batch
     if job.phase not in ACTIVATION_PHASES or longest is None or longest < 2 or not held:
         return
@@ -263,7 +259,6 @@ def paged(job: RunView) -> Proposals:
 
 
 def fused_optimizer(job: RunView) -> Proposals:
-    """One kernel over all parameters, without temporaries."""
     weights = job.gib("weights")
     if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed or not job.on_cuda:
         return
@@ -292,7 +287,6 @@ def base_weights(job: RunView) -> Proposals:
 
 
 def adapters(job: RunView) -> Proposals:
-    """LoRA: gradients and states of adapters instead of the whole model."""
     held = job.model_states
     if job.phase not in _ON_THE_GPU or job.trains_adapters or not job.trainable or not held:
         return
@@ -385,14 +379,12 @@ def gathered_predictions(job: RunView) -> Proposals:
 
 
 def only_loss(job: RunView) -> Proposals:
-    """No predictions at all."""
     if job.phase == "evaluate" and not job.keeps_no_predictions:
         what = " (already so if the Trainer has no compute_metrics)"
         yield 0.0, replace(ONLY_LOSS, reason=ONLY_LOSS.reason + what)
 
 
 def evaluation_batch(job: RunView) -> Proposals:
-    """Fewer samples in each evaluation batch."""
     samples = job.count("per_device_eval_batch_size")
     if job.phase == "evaluate" and samples is not None and samples > 1:
         yield _whole_gpu(job) * 0.75, Change(
@@ -403,7 +395,6 @@ def evaluation_batch(job: RunView) -> Proposals:
 
 
 def saving(job: RunView) -> Proposals:
-    """Less gathered for a checkpoint."""
     if job.phase != "save":
         return
     if job.stage == 3:
@@ -413,7 +404,6 @@ def saving(job: RunView) -> Proposals:
 
 
 def loader(job: RunView) -> Proposals:
-    """Fewer data loader processes."""
     if workers := job.count("dataloader_num_workers"):
         yield 3.0, Change(
             "arguments.dataloader_num_workers", workers // 2,
@@ -423,13 +413,11 @@ def loader(job: RunView) -> Proposals:
 
 
 def pinned_batches(job: RunView) -> Proposals:
-    """Ordinary RAM for batches."""
     if job.argument("dataloader_pin_memory") is True and job.on_cuda:
         yield 1.0, PAGEABLE_BATCHES
 
 
 def buffers_in_ram(job: RunView) -> Proposals:
-    """Offloaded states on NVMe."""
     states, device = job.states_in_ram, job.argument("deepspeed_offload_optimizer")
     offloaded = "CPUAdam" in " ".join(job.optimizers) or (job.deepspeed and states > 0) or device == "cpu"
     if not offloaded or device == "nvme":

@@ -46,8 +46,7 @@ class Traced:
     """What one traceback shows.
 
     Attributes:
-        phase: the phase of training; None if no frame shows it.
-        place: what the allocation was for; None if no frame shows it.
+        phase, place: what was going on, and what the allocation was for; None if no frame shows it.
         library: the library of the optimizer, or the one that gathers weights.
         frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
         model_type: the model type of the failing code, as transformers' folders name it.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.measuring.out_of_memory.run_view import mapping
 from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.sanitize import number, text
 
@@ -67,18 +68,18 @@ def target_of(run: Run) -> Target | None:
 
 def read_target(content: Any) -> Target | None:
     """The prediction of this JSON form, which may be anything; None for what is none."""
-    found = _mapping(content)
+    found = mapping(content)
     peak = number(found, "peak_allocated_gib")
     ends = found.get("peak_reserved_gib")
     reserved = dict(enumerate(ends)) if isinstance(ends, list) else {}
     low, high = (number({"end": reserved.get(i)}, "end") for i in (0, 1))
     if peak is None or low is None or high is None:
         return None
-    by_phase, by_category = _mapping(found.get("phases")), _mapping(found.get("categories"))
-    phases = {phase: number(_mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
+    by_phase, by_category = mapping(found.get("phases")), mapping(found.get("categories"))
+    phases = {phase: number(mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
     categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
     host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(found, name)) is not None]
-    phase, confidence = found.get("peak_phase"), _mapping(found.get("confidence"))
+    phase, confidence = found.get("peak_phase"), mapping(found.get("confidence"))
     verdict = _verdict(found.get("verdict"))
     return Target(
         gpu=text(found.get("gpu") or "the target's GPU", 60),
@@ -138,7 +139,3 @@ def command(run: Run, target: Target) -> str:
 
 def _verdict(value: Any) -> str | None:
     return value if isinstance(value, str) and value in _VERDICTS else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_memkit.measuring.memory.readers import nvml, readers_for_this_machine
-from hf_memkit.measuring.memory.readers.allocators import CudaReader
+from hf_memkit.measuring.memory.readers.allocators import CachingAllocatorReader
 from hf_memkit.measuring.memory.readers.base import MemoryReader, ReaderGroup
 from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader
 from hf_memkit.measuring.memory.readers.nvml import NvmlReader
@@ -63,8 +63,10 @@ def test_which_process_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_cuda_counters() -> None:
-    assert [type(r) for r in readers_for_this_machine()] == [HostReader, CudaReader, PinnedReader, NvmlReader]
-    reader = CudaReader()
+    assert [type(r) for r in readers_for_this_machine()] == [
+        HostReader, CachingAllocatorReader, PinnedReader, NvmlReader,
+    ]  # fmt: skip
+    reader = CachingAllocatorReader(torch.cuda, torch.device("cuda", 0))
     block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     before = reader.read()["allocated_gib"]
     assert before >= 0.25

@@ -12,8 +12,8 @@ from hf_memkit.measuring.memory.readers.base import Mark
 
 
 class CachingAllocatorReader:
-    """An allocator with the counters of `torch.cuda.memory_stats`, asked for as a nested dictionary: the flat form
-    takes several times as long (torch 2.13: torch/cuda/memory.py)."""
+    """An allocator with the counters of `torch.cuda.memory_stats` (CUDA, ROCm, XPU). They are asked for as a nested
+    dictionary: the flat form takes several times as long (torch 2.13: torch/cuda/memory.py)."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         self.device: torch.device | None = device
@@ -25,11 +25,7 @@ class CachingAllocatorReader:
             return {}
         allocated = stats["allocated_bytes"]["all"]["current"]
         reserved = stats["reserved_bytes"]["all"]["current"]
-        counters = {
-            "allocated_gib": allocated / GIB,
-            "reserved_gib": reserved / GIB,
-            "fragmentation_gib": (reserved - allocated) / GIB,
-        }
+        counters = _counters(allocated, reserved)
         for name, key in (("alloc_retries", "num_alloc_retries"), ("allocator_ooms", "num_ooms")):
             if key in stats:  # XPU counts neither
                 counters[name] = stats[key]
@@ -61,20 +57,6 @@ class CachingAllocatorReader:
         return stats
 
 
-class CudaReader(CachingAllocatorReader):
-    """torch's CUDA allocator (ROCm builds of torch have the same)."""
-
-    def __init__(self, device: torch.device | int | None = None) -> None:
-        super().__init__(torch.cuda, _device("cuda", device, torch.cuda.current_device))
-
-
-class XpuReader(CachingAllocatorReader):
-    """torch's allocator for Intel GPUs."""
-
-    def __init__(self, device: torch.device | int | None = None) -> None:
-        super().__init__(torch.xpu, _device("xpu", device, torch.xpu.current_device))
-
-
 class MpsReader:
     """torch's allocator for Apple GPUs. It has no peak counter, so there are no peaks, phases or categories.
 
@@ -86,12 +68,7 @@ class MpsReader:
         self.device: torch.device | None = torch.device("mps")
 
     def read(self) -> dict[str, float]:
-        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-        return {
-            "allocated_gib": allocated / GIB,
-            "reserved_gib": reserved / GIB,
-            "fragmentation_gib": (reserved - allocated) / GIB,
-        }
+        return _counters(torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory())
 
     def peak(self) -> dict[str, float]:
         return {}
@@ -106,6 +83,6 @@ class MpsReader:
         return {"capacity_gib": torch.mps.recommended_max_memory() / GIB}
 
 
-def _device(kind: str, device: torch.device | int | None, current: Any) -> torch.device:
-    index = device.index if isinstance(device, torch.device) else device
-    return torch.device(kind, current() if index is None else index)
+def _counters(allocated: int, reserved: int) -> dict[str, float]:
+    sizes = {"allocated_gib": allocated, "reserved_gib": reserved, "fragmentation_gib": reserved - allocated}
+    return {name: size / GIB for name, size in sizes.items()}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -61,12 +60,11 @@ class PinnedReader(Occasional):
 
     def __init__(self) -> None:
         super().__init__(_AVAILABLE_EVERY_S)
-        self._read: Callable[[], Any] | None = getattr(torch.cuda, "host_memory_stats_as_nested_dict", None)
 
     def read(self) -> dict[str, float]:
-        if self._read is None or not self._every.is_due():
+        if not self._every.is_due():
             return {}
-        allocated = self._read().get("allocated_bytes")
+        allocated = torch.cuda.host_memory_stats_as_nested_dict().get("allocated_bytes")
         return {} if allocated is None else {"pinned_gib": allocated["current"] / GIB}
 
 
