@@ -1,5 +1,4 @@
-"""Records the exception that ends a training, while it is being handled: its traceback still holds the frames, and
-these the tensors. In: the exception, and the recorder. Out: `oom` and `end` records, and the advice."""
+"""Records the exception that ends a training, while its frames and tensors still live. Out: `oom`, `end`, advice."""
 
 from __future__ import annotations
 

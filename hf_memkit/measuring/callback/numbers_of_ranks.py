@@ -31,8 +31,7 @@ _trainings = itertools.count()
 
 @dataclass(frozen=True)
 class Heard:
-    """The numbers that one rank published after `step`, which rank 0 first saw `age_s` seconds ago by its own
-    clock."""
+    """The numbers that a rank published after `step`, first seen on rank 0 `age_s` seconds ago."""
 
     step: int
     numbers: dict[str, float]
@@ -50,8 +49,8 @@ class _Shared:
 
 
 class RankNumbers:
-    """This rank's part in telling rank 0. The thread makes a connection of its own to `store`; `name`, a place in it,
-    is the same on all ranks and another for each training."""
+    """This rank's part in telling rank 0. `name`: a place in `store`, the same on all ranks, another for each
+    training."""
 
     def __init__(self, store: Any, rank: int, world_size: int, name: str) -> None:
         self.rank = rank

@@ -96,14 +96,13 @@ class Training:
         return self.ended or self.recorder.superseded
 
     def begin(self, callback: object, model: Any, optimizer: Any, *, engine: Any, before: Training | None) -> None:
-        """Writes the `run` record and begins to listen. `engine`: what wraps the model, where known; `before`: the
-        last training of this callback."""
+        """Writes the `run` record and begins to listen. `engine` wraps the model; `before`: the last training here."""
         extra: dict[str, Any] = {"facts": dict(self._options.run_facts)} if self._options.run_facts else {}
         if self._options.prediction is not None:
             extra["prediction"] = dict(self._options.prediction)
         if engine is not None:
             extra["engine"] = type(engine).__name__
-        self._ooms_before = self._ooms()
+        self._ooms_before = self.recorder.readers.read().get("allocator_ooms", 0)
         left = self._barrier.call("after oom", self._after_oom, before) if before is not None else None
         if left:
             extra |= {"after_oom": left, "train_batch_size": self._state.train_batch_size}
@@ -204,19 +203,14 @@ class Training:
         record_history()  # raises with an allocator that has no history, such as cudaMallocAsync's
         self._snapshot = True
 
-    def _ooms(self) -> float:
-        return self.recorder.readers.read().get("allocator_ooms", 0)
-
     def _begins_again(self, state_before: Any) -> bool:
         smaller = (self._state.train_batch_size or 0) < (state_before.train_batch_size or 0)
         return bool(self._args.auto_find_batch_size) and smaller
 
     def _after_oom(self, before: Training) -> dict[str, Any] | None:
-        """What is known of a caught out-of-memory error that ended the training before this one.
-
-        The only error that accelerate catches for `auto_find_batch_size` (accelerate 1.15: utils/memory.py,
-        `find_executable_batch_size`). Elsewhere the allocator's own count tells.
-        """
+        """What is known of a caught out-of-memory error that ended the training before this one: by a smaller batch
+        (accelerate 1.15: utils/memory.py, `find_executable_batch_size`, which catches no other error), or by the
+        allocator's own count."""
         state = before._state
         if before.ended or not (self._begins_again(state) or self._ooms_before > before._ooms_before):
             return None
@@ -228,8 +222,7 @@ class Training:
 
 
 def expect_end(recorder: object, writer: RecordWriter, watch: ExceptionWatch) -> None:
-    """From now on the file of `writer` has an `end` to come; `watch` is stopped with the training that `recorder`
-    records."""
+    """From now on the file of `writer` has an `end` to come; `watch` is stopped with the training of `recorder`."""
     settle(writer.path, ended=False)
     _open[writer.path] = weakref.finalize(recorder, _write_end, writer, watch, os.getpid())
 

@@ -1,5 +1,5 @@
-"""The note on an out-of-memory error, which Python and IPython print below the traceback. In: the exception, and the
-record of that moment. Out: a note."""
+"""The note below the traceback of an out-of-memory error. In: the exception, the record of that moment. Out: a
+note."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error in the chain of `error`, and its message if it has a known one: torch's own class, or a
-    RuntimeError or MemoryError of another library."""
+    """The out-of-memory error of torch or another library in the chain of `error`, and its message if that is
+    known."""
     import torch
 
     from hf_memkit.measuring.out_of_memory import parse_message

@@ -25,12 +25,8 @@ _watches: weakref.WeakSet[ExceptionWatch] = weakref.WeakSet()
 
 
 class ExceptionWatch:
-    """Waits for the exception that ends one training, and tells `on_exception`, a method whose object it does not
-    keep.
-
-    One that has not passed through the Trainer with `callback` is not this training's: a script may have caught that
-    one, and died of another later.
-    """
+    """Waits for the exception that ends one training and tells `on_exception`, a method whose object it does not keep.
+    One that has not passed through the Trainer with `callback` is not this training's: a script may have caught it."""
 
     def __init__(self, callback: object, on_exception: Callable[[BaseException], object]) -> None:
         self._callback = weakref.ref(callback)

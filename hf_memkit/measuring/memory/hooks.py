@@ -100,8 +100,7 @@ class HookSet:
 
 @cache
 def _hidden_from_dynamo() -> type[ModelHook]:
-    """A ModelHook that dynamo runs as ordinary Python between two graphs. Made on demand: `torch.compiler.disable`
-    imports dynamo."""
+    """A ModelHook that dynamo runs as ordinary Python; on demand, because `torch.compiler.disable` imports dynamo."""
 
     class HiddenHook(ModelHook):
         @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -131,12 +130,9 @@ def is_compiled(args: Any, model: nn.Module) -> bool:
 
 
 def needs_whole_graph(model: nn.Module) -> bool:
-    """Whether a graph must be whole, which has no place for a hook: by accelerate's settings or
-    `model.compile(fullgraph=True)`.
-
-    The context that `torch.compile` makes stands in the closure of its wrapper (torch 2.13:
-    torch/_dynamo/eval_frame.py, `_TorchDynamoContext`).
-    """
+    """Whether a graph must be whole, by accelerate's settings or `model.compile(fullgraph=True)`: it has no place for
+    a hook. The context of `torch.compile` stands in the closure of its wrapper (torch 2.13:
+    torch/_dynamo/eval_frame.py, `_TorchDynamoContext`)."""
     if os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes"):
         return True
     closure = getattr(getattr(model, "_compiled_call_impl", None), "__closure__", None) or ()

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import nn
 
-from hf_memkit.measuring.memory.holdings import Holdings, walk_parameters
+from hf_memkit.measuring.memory.holdings import Holdings, StorageCount
 from hf_memkit.measuring.record_types import ModuleFigures
 
 _MOST_ROWS = 300
@@ -29,7 +29,7 @@ def module_rows(model: nn.Module, device: torch.device | None = None) -> list[Mo
 
 def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigures]:
     rows: list[ModuleFigures] = []
-    count = walk_parameters(device)
+    count = StorageCount(device)
     seen: set[int] = set()
     for name, module in model.named_modules():
         own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
@@ -38,7 +38,7 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
         if not own and not buffers:
             continue
         sizes = [(int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in own]
-        places = _by_place(count(own, buffers))
+        places = _by_place(count.of(own, buffers))
         rows.append(
             {
                 "name": name,

@@ -160,7 +160,11 @@ class RunRecorder:
 
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()
-        plain = {name: _number(value) for name, value in (metrics or {}).items() if isinstance(value, Real)}
+        # numpy's numbers become Python's
+        numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real)}
+        plain = {
+            name: value if isinstance(value, int) else float(value) for name, value in numbers.items()
+        }  # of numpy
         self._between_steps("evaluate", {"step": state.global_step, "metrics": plain})
 
     def save(self, state: Any) -> None:
@@ -169,8 +173,7 @@ class RunRecorder:
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
     def oom_fields(self) -> OomRecord:
-        """What an `oom` record takes from counters, the running step and a fresh walk, while the exception is being
-        handled. Never raises; writes what is pending."""
+        """What an `oom` record takes while the exception is being handled. Never raises; writes what is pending."""
         self._flush()
         mark = self.readers.mark()
         phase = self.tracker.phase
@@ -277,7 +280,3 @@ class RunRecorder:
 
     def _write(self, kind: str, fields: Mapping[str, Any]) -> None:
         self.writer.write(kind, {name: value for name, value in fields.items() if value is not None})
-
-
-def _number(value: Real) -> int | float:
-    return value if isinstance(value, int) else float(value)  # numpy's numbers become Python's

@@ -25,8 +25,7 @@ _BLOCK = ("address", "size", "requested_size", "state")
 
 
 def record_history() -> None:
-    """From now on each block knows the Python lines that made it (torch 2.13: torch/cuda/memory.py). Costs a look at
-    the stack at every allocation."""
+    """From now on each block knows the lines that made it, for a look at the stack each (torch/cuda/memory.py)."""
     torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
 
 
@@ -36,9 +35,8 @@ def stop_history() -> None:
 
 
 def write_snapshot(path: str | Path) -> int:
-    """Writes the allocator's segments and blocks (in bytes, as `torch.cuda.memory_snapshot` gives them) and returns
-    how many segments there are: `{"segments": [{…, "blocks": [{…, "frames": ["file:line function", …]}]}]}`, 16 lines
-    a block."""
+    """Writes the allocator's segments, and returns how many there are: `{"segments": [{…, "blocks": [{…, "frames":
+    ["file:line function", …]}]}]}`, sizes in bytes as in `torch.cuda.memory_snapshot`, 16 lines a block."""
     segments = [_segment(segment) for segment in torch.cuda.memory._snapshot()["segments"]]
     with Path(path).open("w", encoding="utf-8") as file:
         json.dump({"segments": segments}, file, separators=(",", ":"))

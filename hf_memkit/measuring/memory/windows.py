@@ -1,5 +1,4 @@
-"""What is gathered over a stretch of training. In: marks of the allocator, and step records. Out: peaks by phase,
-fewer step records, numbers for a dashboard."""
+"""Peaks by phase, steps of one record, numbers of one log. In: marks of the allocator, and step records."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def window_size(index: int) -> int:
 
 
 class StepWindow:
-    """Steps that go into one record; one that was watched closely has its own, because its categories add up to its
-    peak."""
+    """Steps that go into one record; a watched one has its own, because its categories add up to its peak."""
 
     def __init__(self) -> None:
         self._pending: StepRecord | None = None
@@ -119,8 +117,7 @@ class StepWindow:
 
 
 class LogNumbers:
-    """Gathers steps between two logs, by the names of records; with `everything` each counter, phase and category
-    too."""
+    """Gathers steps between two logs, by the names of records; with `everything` counters, phases and categories."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything
@@ -147,10 +144,8 @@ class LogNumbers:
             self._others_gib = max(0.0, fields["device_used_gib"] - fields["reserved_gib"])
 
     def take(self) -> dict[str, float]:
-        """The highest values of the steps since the last `take`; if there was none, the same as then.
-
-        `headroom_gib`: capacity less the reserved peak and what others use, where NVML has told that at any time.
-        """
+        """The highest values of the steps since the last `take`; if there was none, the same as then. `headroom_gib`:
+        capacity less the reserved peak and what others use, where NVML has told that at any time."""
         self._taken = True
         highest = self._highest
         numbers = {name: highest[name] for name in _PEAKS if name in highest}

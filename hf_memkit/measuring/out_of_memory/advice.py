@@ -182,8 +182,7 @@ def changes_for_run(
     modules: ModulesRecord | None = None,
     phase: Any = None,
 ) -> list[Change]:
-    """What to change in a job with records: with measured savings, and outside the GPU by the table too. `message`,
-    `cause`: the error, if its text is known; `phase`: where the job failed."""
+    """What to change in a job with records: with measured savings, and outside the GPU by the table too."""
     measured = suggest(run, {**moment, "cause": cause} if cause is not None else moment, modules=modules)
     if message is None or message.memory == "device" or cause not in ("host memory", "shared memory"):
         return measured

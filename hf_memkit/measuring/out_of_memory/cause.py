@@ -50,13 +50,9 @@ class DeviceFigures:
     """Outside PyTorch's allocator where the message does not say how much of it is this process's."""
 
     @property
-    def cached(self) -> int | None:
-        return self.message.cached_bytes
-
-    @property
     def short(self) -> int:
         """What is missing even with the whole cache; negative if the cache is enough."""
-        return self.requested - self.available - (self.cached or 0)
+        return self.requested - self.available - (self.message.cached_bytes or 0)
 
     @property
     def free(self) -> str:
@@ -66,16 +62,16 @@ class DeviceFigures:
     @property
     def balance(self) -> str:
         """`"1.00 GiB requested − 0.40 GiB free − 0.10 GiB cached = 0.50 GiB short."`"""
-        if self.cached is None:
+        if self.message.cached_bytes is None:
             return f"{show(self.requested)} was requested and {self.free} was free."
         if self.short > 0:
             least = "at least " if self.message.free_bytes is None else ""
-            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.cached)} cached"
+            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.message.cached_bytes)} cached"
             return f"{sums} = {least}{show(self.short)} short."
         sizes = f"{show(self.requested)} was requested; {self.free} was free"
         if self.available >= self.requested:
             return f"{sizes}."
-        return f"{sizes} and {show(self.cached)} cached, but fragmented."
+        return f"{sizes} and {show(self.message.cached_bytes)} cached, but fragmented."
 
 
 def _gpu(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
@@ -331,7 +327,7 @@ def _fits(gpu: DeviceFigures) -> Verdict | None:
 
 
 def _fragmentation(gpu: DeviceFigures) -> Verdict | None:
-    message, cached = gpu.message, gpu.cached
+    message, cached = gpu.message, gpu.message.cached_bytes
     if cached is None or gpu.short > 0 or cached < _NOTABLE * (message.usable_bytes or message.reserved_bytes or 0):
         return None
     pieces = (
@@ -405,7 +401,7 @@ def _size(gpu: DeviceFigures) -> Verdict:
         f"The GPU is full. {gpu.balance} That is within what the message rounds and the driver keeps: the job needs "
         "less memory."
     )
-    if gpu.cached is not None and gpu.available < gpu.requested:
+    if gpu.message.cached_bytes is not None and gpu.available < gpu.requested:
         left = f"Even if the cache were one block, only {show(-gpu.short)} would remain, and the next request"
         why = f"The GPU is nearly full. {gpu.balance} {left} would fail: the job needs less memory."
     return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
@@ -474,8 +470,7 @@ def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], message: OomMess
 
 
 def split_size_mb(requested_bytes: int) -> int | None:
-    """The `max_split_size_mb` that serves this request: the power of two at or below it; None below what torch
-    accepts.
+    """The `max_split_size_mb` for this request: the power of two at or below it; None below what torch accepts.
 
     PyTorch then splits no block of that size, so that a free one can serve the request or be released (torch:
     c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`).

@@ -8,9 +8,8 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class DeviceTools:
-    """On one kind of device: the command that lists processes, the variable that chooses devices, the allocator's
-    variable, torch's module, and whether that has `set_per_process_memory_fraction`. Empty: it does not exist
-    there."""
+    """Of one kind of device: the command that lists processes, the variables of devices and allocator, torch's module,
+    and whether that has `set_per_process_memory_fraction`. Empty: it does not exist there."""
 
     processes: str
     choice: str

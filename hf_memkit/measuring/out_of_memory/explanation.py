@@ -222,7 +222,8 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     known = arguments is not None
     failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
     tensor = failed.requested_tensor
-    failed = failed.made(tensor)
+    if tensor is not None and failed.trace.place is None:
+        failed = replace(failed, trace=replace(failed.trace, place=tensor.place))
     message, job, place = failed.message, failed.job, failed.trace.place
     growing = place == "predictions of an evaluation"
     grows = grows_with_the_batch(failed.trace)
@@ -293,11 +294,8 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
 
 
 def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
-    """Explains a training whose records end early without an error.
-
-    `last`: the last `step` record. `why`: how the records end. `in_ram`: they show that host RAM ran out; else the
-    cause is `unknown`.
-    """
+    """Explains a training whose records end early without an error. `why`: how they end. `in_ram`: they show that host
+    RAM ran out; else the cause is `unknown`."""
     message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = changes_for_run(run, last, message, cause) if in_ram else []

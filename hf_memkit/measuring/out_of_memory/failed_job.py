@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -189,12 +189,6 @@ class FailedJob:
         configs = [one.config for one in ARCHITECTURES.values()]
         of_type = [config for config in configs if config["model_type"] == self.trace.model_type]
         yield from sorted({int(config["vocab_size"]) for config in of_type or configs})
-
-    def made(self, place: RequestedTensor | None) -> FailedJob:
-        """The same job, with what the size of the request shows."""
-        if place is None or self.trace.place is not None:
-            return self
-        return replace(self, trace=replace(self.trace, place=place.place))
 
 
 def unless(change: Change, *arguments: str, uses: tuple[Feature, ...] = ()) -> Callable[[FailedJob], Change | None]:

@@ -122,8 +122,7 @@ def most_telling(found: list[FoundMessage]) -> FoundMessage | None:
 
 
 def find_messages(log: str | TextIO) -> list[FoundMessage]:
-    """Every out-of-memory message in `log` (a text, or a file opened with `newline=""`), in order of first occurrence,
-    in linear time and bounded memory."""
+    """Every out-of-memory message in `log`, in order of first occurrence, in linear time and bounded memory."""
     kept: dict[tuple[Any, ...], list[FoundMessage]] = {}
     for message, line, rank, trace_there in _scan(log):
         same = kept.setdefault(_numbers(message), [])
@@ -284,8 +283,7 @@ def _exact(form: Form, values: dict[str, Any], quote: str, before: deque[LogLine
 def _window(
     line: LogLine, following: list[LogLine], start: int, again: int | None
 ) -> tuple[str, list[tuple[int, LogLine]]]:
-    """The text from `start` on, over the lines that may continue the message, and where each of them begins in it;
-    `again`: where the next message begins in `line`."""
+    """The text from `start` to `again`, over the lines that may continue the message, and where each begins in it."""
     end = len(line.text) if again is None else min(again, len(line.text))
     text = line.text[start : min(start + _REACH, end)]
     prefix = _ERROR_NAME.sub("", line.text[:start]).strip() if start <= _LONGEST_PREFIX else ""

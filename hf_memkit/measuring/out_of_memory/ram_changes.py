@@ -1,5 +1,4 @@
-"""Changes that leave more RAM: pageable, page-locked or shared. In: a failed job. Out: a change, or None where it is
-on, refused or useless."""
+"""Changes that leave more RAM. In: a failed job. Out: a change, or None where it is on, refused or useless."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A run's records as a job to change. In: a `run` record, and the record of a moment. Out: numbers, None where the
-records do not give one: a change that needs it is omitted or has no figure."""
+"""A run's records as a job to change. In: a `run` record, the record of a moment. Out: numbers, None if unknown."""
 
 from __future__ import annotations
 

@@ -122,8 +122,7 @@ def batch(job: RunView) -> Proposals:
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
-    """The next smaller micro-batch that divides this one, of `most` samples if one is that small; None for one sample,
-    or if the batch is unknown."""
+    """The next smaller divisor of the micro-batch, at most `most` if there is one; None for one sample, or unknown."""
     samples = job.count("per_device_train_batch_size")
     if job.argument("auto_find_batch_size") and "samples" in job.moment:
         samples = job.moment["samples"]

@@ -76,8 +76,7 @@ _LONGEST: Final = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a script was started: the script, or `-m` and the module (empty where a tool has its own), and its
-    arguments."""
+    """A started script, or `-m` and the module (empty where a tool has its own), and its arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()

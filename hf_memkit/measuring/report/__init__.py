@@ -1,2 +1,1 @@
-"""Reading records: how a run ended, diagnosis over steps, text, one HTML page. Needs no torch: records are read on any
-machine."""
+"""Reading records, without torch: how a run ended, diagnosis over steps, text, one HTML page."""

@@ -72,7 +72,7 @@ def check_file(path: str | Path) -> None:
 
 
 def write_document(path: str | Path, content: str) -> Path:
-    """Writes a page, replacing an earlier one of memkit's; returns its path. InputError where that is refused or
+    """Writes a page over an earlier one of memkit's and returns its path; InputError where that is refused or
     fails."""
     path = Path(path)
     check_file(path)

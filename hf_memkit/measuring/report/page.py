@@ -67,7 +67,7 @@ _OF_THE_MODEL: Final = (
 
 
 def write_page(run: Run, path: str | Path) -> Path:
-    """Writes the page, replacing an earlier one of memkit's; returns its path. InputError where that is refused or
+    """Writes the page over an earlier one of memkit's and returns its path; InputError where that is refused or
     fails."""
     check_file(path)
     return write_document(path, page(run))

@@ -38,9 +38,9 @@ _MOST_STARTS: Final = 1000
 
 @dataclass(slots=True)
 class Attempt:
-    """One start of the training: from its `run` record (empty if the file begins without one) to the next one, or to
-    the end of the file. `lost`: where records could not be written. `last`: the last record of any other kind.
-    `last_step`: the last step that this start finished and recorded."""
+    """One start of the training: from its `run` record, if it has one, to the next. `lost`: where records could not be
+    written. `last`: the last record of any other kind. `last_step`: the last step that this start finished and
+    recorded."""
 
     run: RunRecord = field(default_factory=RunRecord)
     ooms: list[OomRecord] = field(default_factory=list)

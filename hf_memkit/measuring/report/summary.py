@@ -100,8 +100,7 @@ def compared(
     phases: Mapping[str, float],
     categories: Mapping[str, float],
 ) -> Iterator[Compared]:
-    """A row for everything that was predicted (by its JSON names): the peaks, then phases, then categories, each with
-    what was measured in GiB."""
+    """A row for everything that was predicted: the peaks, phases, categories, each with what was measured in GiB."""
     of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
     rows: list[tuple[str, Any, float | None]] = [
         ("peak allocated", prediction.get("peak_allocated_gib"), peak_gib),

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.readers.base import Mark
+from hf_memkit.measuring.memory.readers.base import Mark, MemoryReader
 
 
-class CachingAllocatorReader:
+class CachingAllocatorReader(MemoryReader):
     """An allocator with the counters of `torch.cuda.memory_stats` (CUDA, ROCm, XPU). They are asked for as a nested
     dictionary: the flat form takes several times as long (torch 2.13: torch/cuda/memory.py)."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        self.device: torch.device | None = device
+        self.device = device
         self._module = module
 
     def read(self) -> dict[str, float]:
@@ -41,7 +41,7 @@ class CachingAllocatorReader:
         """What is allocated and both peaks, from one question."""
         stats = self._stats()
         if not stats:
-            return Mark(None, None, None)
+            return Mark()
         allocated = stats["allocated_bytes"]["all"]
         return Mark(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["peak"])
 
@@ -57,7 +57,7 @@ class CachingAllocatorReader:
         return stats
 
 
-class MpsReader:
+class MpsReader(MemoryReader):
     """torch's allocator for Apple GPUs. It has no peak counter, so there are no peaks, phases or categories.
 
     `reserved_gib` is what Metal's driver holds for this process, and the capacity is what Metal recommends to stay
@@ -65,19 +65,13 @@ class MpsReader:
     """
 
     def __init__(self) -> None:
-        self.device: torch.device | None = torch.device("mps")
+        self.device = torch.device("mps")
 
     def read(self) -> dict[str, float]:
         return _counters(torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory())
 
-    def peak(self) -> dict[str, float]:
-        return {}
-
-    def reset_peak(self) -> None:
-        return None
-
     def mark(self) -> Mark:
-        return Mark(torch.mps.current_allocated_memory(), None, None)
+        return Mark(torch.mps.current_allocated_memory())
 
     def capacity(self) -> dict[str, float]:
         return {"capacity_gib": torch.mps.recommended_max_memory() / GIB}

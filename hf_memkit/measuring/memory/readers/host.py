@@ -21,8 +21,7 @@ _SWAP_EVERY_S = 5.0
 
 
 class HostReader(Occasional):
-    """This process's memory in RAM, and what is left for it; looked up now and then, because the kernel adds them up
-    for each who asks."""
+    """This process's RAM and what is left, looked up now and then: the kernel adds them up for each who asks."""
 
     def __init__(self) -> None:
         super().__init__(_OWN_EVERY_S)
