@@ -33,8 +33,8 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from transformers.trainer_utils import set_seed
 
     from benchmarks.allocator_history import record_history
+    from hf_memkit import attach
     from hf_memkit.common.errors import MemkitError
-    from hf_memkit.measuring.callback import attach
     from hf_memkit.prediction.child.training.setup_trainer import rows_for
     from hf_memkit.prediction.setup_as_script import SetupTraining
     from hf_memkit.setup import build

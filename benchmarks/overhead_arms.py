@@ -150,7 +150,7 @@ def timings(times_s: Sequence[float], stopwatch: Stopwatch, watched: bool) -> Ti
 
 def memkit(**options: Any) -> Callable[[], list[Any]]:
     def make() -> list[Any]:
-        from hf_memkit.measuring.callback import MemoryReportCallback
+        from hf_memkit import MemoryReportCallback
 
         return [MemoryReportCallback(summary=False, html=False, **options)]
 
@@ -158,7 +158,7 @@ def memkit(**options: Any) -> Callable[[], list[Any]]:
 
 
 def memkit_with_allocator() -> list[Any]:
-    from hf_memkit.measuring.memory.readers import HostReader
+    from hf_memkit.measuring.memory.readers.host import HostReader
 
     return memkit(readers=[HostReader(), stand_in_reader()])()
 

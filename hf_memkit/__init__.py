@@ -12,7 +12,8 @@ from hf_memkit.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_memkit.checks import check
-    from hf_memkit.measuring.callback import MemoryReportCallback, attach, oom_advice
+    from hf_memkit.measuring.callback.callback import MemoryReportCallback, attach
+    from hf_memkit.measuring.callback.oom_watch import oom_advice
     from hf_memkit.measuring.out_of_memory import explain_oom
     from hf_memkit.prediction import predict, predict_script, predict_trainer
     from hf_memkit.presets import PresetSetup
@@ -40,14 +41,14 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "MemoryReportCallback": "measuring.callback",
+        "MemoryReportCallback": "measuring.callback.callback",
         "PresetSetup": "presets",
         "Setup": "setup.setup",
-        "attach": "measuring.callback",
+        "attach": "measuring.callback.callback",
         "check": "checks",
         "explain_oom": "measuring.out_of_memory",
         "load_recipe": "recipes.schema",
-        "oom_advice": "measuring.callback",
+        "oom_advice": "measuring.callback.oom_watch",
         "predict": "prediction",
         "predict_recipe": "recipes.resolve",
         "predict_script": "prediction",

@@ -13,7 +13,7 @@ from hf_memkit.cli.predict_render import answer, basis, sizes, warnings
 from hf_memkit.measuring.report.bars import prediction_bars
 from hf_memkit.measuring.report.document import document, write_document
 from hf_memkit.measuring.report.html import el, join, lead, section, terms, tiles
-from hf_memkit.measuring.report.sections import WORDS
+from hf_memkit.measuring.report.page import WORDS
 from hf_memkit.measuring.report.target import Target, read_target
 
 if TYPE_CHECKING:

@@ -36,27 +36,29 @@ def report(
     from rich.console import Console
 
     from hf_memkit.common.errors import InputError
-    from hf_memkit.measuring import report as reports
-    from hf_memkit.measuring.report.text import PAGE, view
+    from hf_memkit.measuring.report import following
+    from hf_memkit.measuring.report.load import load_run
+    from hf_memkit.measuring.report.page import write_page
+    from hf_memkit.measuring.report.text import PAGE, report_json, view
 
     show_what_can_be_shown()
     if follow and as_json:
         raise InputError("--follow, --json: mutually exclusive. Omit --follow to print the run once.")
     console = Console(highlight=False)
     if follow:
-        run = reports.follow(run_dir, console, modules=modules)
+        run = following.follow(run_dir, console, modules=modules)
         if run is None:
             return 0
     else:
-        run = reports.load_run(run_dir)
+        run = load_run(run_dir)
         if as_json:
-            print(json.dumps(reports.report_json(run), indent=2))
+            print(json.dumps(report_json(run), indent=2))
         elif html is None:
             console.print(view(run, console.width, modules=modules), crop=False)
     if html is not None:
         path = Path(html)
         path = path / PAGE if path.is_dir() else path
-        reports.write_page(run, path)
+        write_page(run, path)
         if not as_json:
             console.print(f"Wrote {path}", markup=False, soft_wrap=True)
     return 0

@@ -132,7 +132,7 @@ class ScriptRun:
         trainer.Trainer.__init__ = with_report
 
     def _attach(self, trainer: Any) -> None:
-        from hf_memkit.measuring.callback import MemoryReportCallback, attach
+        from hf_memkit.measuring.callback.callback import MemoryReportCallback, attach
 
         if not any(isinstance(other, MemoryReportCallback) for other in trainer.callback_handler.callbacks):
             attach(trainer, **self._options)

@@ -208,8 +208,9 @@ class _Training:
             Trainer.train = plain
 
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
-        from hf_memkit.measuring.callback import attach, oom_advice
+        from hf_memkit.measuring.callback.callback import attach
         from hf_memkit.measuring.callback.oom_note import advice_from_text
+        from hf_memkit.measuring.callback.oom_watch import oom_advice
         from hf_memkit.run.stopping import StopOnSignal
 
         job, ranks, say = self._job, self._ranks, self._say

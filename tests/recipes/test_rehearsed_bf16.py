@@ -19,7 +19,7 @@ import torch
 
 from hf_memkit.catalog.hardware import SLOW_BF16, bf16_slowdown
 from hf_memkit.components.fp32_products import _ROUNDED, Fp32Products
-from hf_memkit.measuring.report import load_run
+from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.target import target_of
 from tests.conftest import ROOT, Memkit, read_json_lines
 

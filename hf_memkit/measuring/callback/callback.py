@@ -22,7 +22,7 @@ from hf_memkit.measuring.callback.dashboard import LOG, Log
 from hf_memkit.measuring.callback.one_training import CallbackOptions, Training
 from hf_memkit.measuring.callback.oom_note import OomNote
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
-from hf_memkit.measuring.memory.readers import MemoryReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 
 P = ParamSpec("P")

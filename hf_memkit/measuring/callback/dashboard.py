@@ -23,10 +23,8 @@ _COMPARED_WITHOUT_ALLOCATOR: Final = ("host_rss_gib",)
 
 
 def add_to_log(numbers: Mapping[str, float], logs: dict[str, Any], state: Any) -> None:
-    """Adds `memory/…` keys to what a training step logs, and to the copy that goes into `trainer_state.json`.
-
-    Trainer made that copy before it told any callback (transformers 5.23: trainer.py, `Trainer.log`).
-    """
+    """Adds `memory/…` keys to what a training step logs, and to the copy for `trainer_state.json`, which Trainer has
+    made before (transformers 5.23: trainer.py, `Trainer.log`)."""
     keys = {f"memory/{name}": value for name, value in numbers.items() if math.isfinite(value)}
     logs.update(keys)
     if state.log_history and state.log_history[-1].get("step") == state.global_step:
@@ -34,13 +32,8 @@ def add_to_log(numbers: Mapping[str, float], logs: dict[str, Any], state: Any) -
 
 
 def over_ranks(numbers: Mapping[str, float], heard: Mapping[int, Heard], *, since_step: int) -> dict[str, float]:
-    """Mean, maximum and rank of the maximum of the main numbers (GiB), and the number of ranks they come from.
-
-    Args:
-        numbers: this rank's; they show whether there is an allocator.
-        heard: the latest numbers of each rank.
-        since_step: the previous logging step. Ranks that sent nothing newer for some seconds are omitted.
-    """
+    """Mean, maximum and rank of the maximum of the main numbers (GiB), and how many ranks they come from: those that
+    sent some since the previous logging step, `since_step`, or a few seconds ago. `numbers`: this rank's."""
     fresh = {
         rank: known.numbers
         for rank, known in heard.items()

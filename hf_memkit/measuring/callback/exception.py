@@ -1,8 +1,4 @@
-"""Records the exception that ends a training. In: the exception, and the training's recorder. Out: `oom` and `end`
-records, and the advice.
-
-Call it while the exception is being handled: its traceback still holds the frames, and these the tensors.
-"""
+"""Records the exception that ends a training, while its frames and tensors still live. Out: `oom`, `end`, advice."""
 
 from __future__ import annotations
 
@@ -42,18 +38,10 @@ def record_exception(
     snapshot: bool,
     ctrl_c: bool,
 ) -> OomNote | None:
-    """Writes the `end` record, and before it an `oom` record if memory ran out.
+    """Writes the `end` record, and before it an `oom` record if memory ran out; returns the note on that, else None.
 
-    Args:
-        error: the exception that leaves the training.
-        recorder: of that training.
-        barrier: counts an error of one part and runs the others.
-        global_step: number of finished optimizer steps.
-        snapshot: whether to write the allocator's state to the folder of the records.
-        ctrl_c: whether Ctrl-C was pressed; any error except out-of-memory then counts as its consequence.
-
-    Returns:
-        The note on an out-of-memory error; None for any other exception.
+    `global_step`: finished optimizer steps. `snapshot`: write the allocator's state too. `ctrl_c`: Ctrl-C was pressed,
+    so that any error but out-of-memory is its consequence.
     """
     advice = None
     found = barrier.call("out of memory?", out_of_memory, error)
@@ -76,15 +64,8 @@ def record_exception(
 
 
 def _what_it_says(message: OomMessage | None) -> dict[str, float]:
-    if message is None:
-        return {}
-    sizes = {
-        "requested_gib": message.requested_bytes,
-        "free_gib": message.free_bytes,
-        "capacity_gib": message.capacity_bytes,
-        "process_gib": message.process_bytes,
-    }
-    return {name: size / GIB for name, size in sizes.items() if size is not None}
+    sizes = {name: getattr(message, f"{name}_bytes", None) for name in ("requested", "free", "capacity", "process")}
+    return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
 
 def _phase(error: BaseException) -> Phase | None:
@@ -121,7 +102,9 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     samples = record.get("samples")
     view, verdict = RunView(run, record), None
     if message is not None:
-        judged = judge(message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.torch)
+        judged = judge(
+            message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.version("torch")
+        )
         verdict = for_job(judged, view)
         record["cause"] = verdict.cause
     changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])

@@ -31,13 +31,7 @@ _trainings = itertools.count()
 
 @dataclass(frozen=True)
 class Heard:
-    """The last known numbers of one rank.
-
-    Attributes:
-        step: the step after which they were published.
-        numbers: as that rank published them.
-        age_s: seconds since rank 0 first saw them, by its own clock.
-    """
+    """The numbers that a rank published after `step`, first seen on rank 0 `age_s` seconds ago."""
 
     step: int
     numbers: dict[str, float]
@@ -55,13 +49,8 @@ class _Shared:
 
 
 class RankNumbers:
-    """This rank's part in telling rank 0.
-
-    Args:
-        store: that of the default process group; the thread makes its own connection to it.
-        rank, world_size: of this process, and how many there are.
-        name: where in the store; the same on all ranks, and another one for each training.
-    """
+    """This rank's part in telling rank 0. `name`: a place in `store`, the same on all ranks, another for each
+    training."""
 
     def __init__(self, store: Any, rank: int, world_size: int, name: str) -> None:
         self.rank = rank
@@ -75,11 +64,6 @@ class RankNumbers:
         self._thread.start()
         # Also when nobody calls `close`: a thread inside the store when the interpreter shuts down could abort it.
         self._leave = weakref.finalize(self, _leave, self._shared, self._thread)
-
-    @property
-    def failure(self) -> str | None:
-        """Why the thread has given up, or None."""
-        return self._shared.failure
 
     def publish(self, step: int, numbers: Mapping[str, float]) -> None:
         """This rank's numbers from now on."""

@@ -1,8 +1,6 @@
 """One training under the callback, from its first event to its end, however it ends. In: Trainer's state and objects.
 Out: records, log keys, advice on an exception, the report.
 
-The callback makes one of these at each `on_train_begin`, and calls it through the barrier.
-
 A script may catch what training raised and go on, or leave by `sys.exit`; nobody is told then. Without a word in the
 file a report would take that training for one that still runs, or was killed. So the word is written when the training
 is gone: its recorder collected, its file taken over by the next training, or the interpreter shut down in order.
@@ -28,13 +26,14 @@ from hf_memkit.measuring.callback.numbers_of_ranks import RankNumbers, join_rank
 from hf_memkit.measuring.callback.oom_note import OomNote, add_note
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
-from hf_memkit.measuring.memory.readers import MemoryReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import RecordWriter
 from hf_memkit.measuring.memory.snapshot import record_history, stop_history
 from hf_memkit.measuring.record_types import Status
-from hf_memkit.measuring.report import Run, load_run, text_report, write_page
-from hf_memkit.measuring.report.text import PAGE
+from hf_memkit.measuring.report.load import Run, load_run
+from hf_memkit.measuring.report.page import write_page
+from hf_memkit.measuring.report.text import PAGE, text_report
 
 _NOT_RECORDED: Final = "recording stopped before training ended: the callback was closed, or another one replaced it"
 
@@ -71,13 +70,7 @@ class CallbackOptions:
 
 
 class Training:
-    """One training.
-
-    Args:
-        options: the callback's.
-        barrier: wall to the training; it counts what goes wrong.
-        args, state: Trainer's.
-    """
+    """One training. The callback makes one at each `on_train_begin`, and calls it through `barrier`."""
 
     def __init__(self, options: CallbackOptions, barrier: ErrorBarrier, args: Any, state: Any) -> None:
         folder = Path(options.output_dir or args.output_dir)
@@ -103,20 +96,13 @@ class Training:
         return self.ended or self.recorder.superseded
 
     def begin(self, callback: object, model: Any, optimizer: Any, *, engine: Any, before: Training | None) -> None:
-        """Writes the `run` record and begins to listen.
-
-        Args:
-            callback: through which this training's events come.
-            model, optimizer: as in Trainer's events.
-            engine: what wraps the model for training, where that is known.
-            before: the last training of this callback.
-        """
+        """Writes the `run` record and begins to listen. `engine` wraps the model; `before`: the last training here."""
         extra: dict[str, Any] = {"facts": dict(self._options.run_facts)} if self._options.run_facts else {}
         if self._options.prediction is not None:
             extra["prediction"] = dict(self._options.prediction)
         if engine is not None:
             extra["engine"] = type(engine).__name__
-        self._ooms_before = self._ooms()
+        self._ooms_before = self.recorder.readers.read().get("allocator_ooms", 0)
         left = self._barrier.call("after oom", self._after_oom, before) if before is not None else None
         if left:
             extra |= {"after_oom": left, "train_batch_size": self._state.train_batch_size}
@@ -205,10 +191,8 @@ class Training:
             self._barrier.call("summary", _print_summary, run, on_stderr=self._options.summary == "stderr")
 
     def _speaks(self) -> bool:
-        """Whether this rank, which is not the first, reports: it ran out of memory, and none of those before it did.
-
-        They then wait for gradients that never come, or die of that; the launcher ends them when this process is gone.
-        """
+        """Whether this rank, not the first, reports: it ran out of memory, and none before it did. Those then wait for
+        gradients that never come, or die of that; the launcher ends them when this process is gone."""
         if self.advice is None or not (self._options.html or self._options.summary):
             return False
         time.sleep(_OTHERS_S)
@@ -219,19 +203,14 @@ class Training:
         record_history()  # raises with an allocator that has no history, such as cudaMallocAsync's
         self._snapshot = True
 
-    def _ooms(self) -> float:
-        return self.recorder.readers.read().get("allocator_ooms", 0)
-
     def _begins_again(self, state_before: Any) -> bool:
         smaller = (self._state.train_batch_size or 0) < (state_before.train_batch_size or 0)
         return bool(self._args.auto_find_batch_size) and smaller
 
     def _after_oom(self, before: Training) -> dict[str, Any] | None:
-        """What is known of an out-of-memory error that ended the training before this one and was caught.
-
-        accelerate catches no other error for `auto_find_batch_size`, and begins again with a smaller batch (accelerate
-        1.15: utils/memory.py, `find_executable_batch_size`). Elsewhere the allocator's own count tells.
-        """
+        """What is known of a caught out-of-memory error that ended the training before this one: by a smaller batch
+        (accelerate 1.15: utils/memory.py, `find_executable_batch_size`, which catches no other error), or by the
+        allocator's own count."""
         state = before._state
         if before.ended or not (self._begins_again(state) or self._ooms_before > before._ooms_before):
             return None
@@ -243,10 +222,7 @@ class Training:
 
 
 def expect_end(recorder: object, writer: RecordWriter, watch: ExceptionWatch) -> None:
-    """From now on the file of `writer` has an `end` to come from the training that `recorder` records.
-
-    `watch` knows whether Ctrl-C interrupted it, and is stopped with it.
-    """
+    """From now on the file of `writer` has an `end` to come; `watch` is stopped with the training of `recorder`."""
     settle(writer.path, ended=False)
     _open[writer.path] = weakref.finalize(recorder, _write_end, writer, watch, os.getpid())
 

@@ -1,7 +1,5 @@
-"""The note on an out-of-memory error. In: the exception, and the record of that moment. Out: a note.
-
-`BaseException.add_note` adds it to the exception: Python and IPython print it below the traceback.
-"""
+"""The note below the traceback of an out-of-memory error. In: the exception, the record of that moment. Out: a
+note."""
 
 from __future__ import annotations
 
@@ -28,15 +26,8 @@ _WITH_CALLBACK: Final = "For advice measured on this job, add callbacks=[MemoryR
 
 @dataclass(frozen=True)
 class OomNote:
-    """What happened, why, and what helps.
-
-    Attributes:
-        happened: when memory ran out, the sizes, and the largest categories; one line.
-        why: the cause with its arithmetic; empty if unknown.
-        helps: what to change, a line each.
-        more: where the records are and how to read them, or how to get records.
-        general: whether `helps` is generic, because the job is unknown.
-    """
+    """What happened (one line), why (empty if unknown), what helps (a line each), and where the records are, or how to
+    get some. `general`: what helps is generic, because the job is unknown."""
 
     happened: str
     why: str
@@ -71,8 +62,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def frames(error: BaseException) -> Iterator[FrameType]:
     """The frames that `error`, or one of the errors behind it, has left for good.
 
-    Not those that still run: up to Python 3.12 a look at the variables of one (`f_locals`) keeps these alive until it
-    returns, so that a script that caught the error could not free its model.
+    Up to Python 3.12 a look at the variables (`f_locals`) of one that still runs keeps them alive until it returns.
     """
     running: set[int] = set()
     frame: FrameType | None = sys._getframe()
@@ -88,11 +78,8 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error in the chain of `error` (itself, its cause, its context), and its message.
-
-    This is torch's own class, or a RuntimeError or MemoryError of another library with a text that
-    `hf_memkit.measuring.out_of_memory` knows. None if there is none.
-    """
+    """The out-of-memory error of torch or another library in the chain of `error`, and its message if that is
+    known."""
     import torch
 
     from hf_memkit.measuring.out_of_memory import parse_message
@@ -130,14 +117,7 @@ def advice_from_text(error: BaseException) -> OomNote | None:
 def say_what_was_recorded(
     record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
 ) -> OomNote:
-    """A note for a training, from its `oom` record and its `run` record.
-
-    Args:
-        record, run: as in the file of records.
-        verdict: the cause, if the message gives one.
-        changes: what saves most for this job.
-        path: the file of records.
-    """
+    """A note for a training, from its `oom` and `run` records, the cause, the changes and the file of records."""
     figures = {**record, **verdict.figures} if verdict is not None else record
     return OomNote(
         happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),

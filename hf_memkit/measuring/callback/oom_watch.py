@@ -25,13 +25,8 @@ _watches: weakref.WeakSet[ExceptionWatch] = weakref.WeakSet()
 
 
 class ExceptionWatch:
-    """Waits for the exception that ends one training.
-
-    Args:
-        callback: in the training's Trainer; an exception that has not passed through that Trainer is not this
-            training's (a script may have caught that one, and died of another later).
-        on_exception: a method, called with it, once; its object is not kept alive for it.
-    """
+    """Waits for the exception that ends one training and tells `on_exception`, a method whose object it does not keep.
+    One that has not passed through the Trainer with `callback` is not this training's: a script may have caught it."""
 
     def __init__(self, callback: object, on_exception: Callable[[BaseException], object]) -> None:
         self._callback = weakref.ref(callback)
@@ -81,10 +76,8 @@ class ExceptionWatch:
 
 
 class _Link:
-    """One link in the chain of those who are called for an exception, or for a signal.
-
-    Whoever took the place after us keeps it, and may call this one: it can't be taken out then, and only passes on.
-    """
+    """One in the chain of those who are called for an exception, or for a signal. Whoever took the place after it may
+    call it: it can't be taken out then, and only passes on."""
 
     def __init__(self, watch: ExceptionWatch, before: Callable[..., Any]) -> None:
         self._watch: weakref.ref[ExceptionWatch] | None = weakref.ref(watch)

@@ -16,10 +16,8 @@ _logger = logging.getLogger(__name__)
 
 
 class ErrorBarrier:
-    """Calls functions so that no Exception leaves them. `count` and the first `messages` go into the end record.
-
-    KeyboardInterrupt and SystemExit are the user's, and pass.
-    """
+    """Calls functions so that no Exception leaves them; KeyboardInterrupt and SystemExit are the user's, and pass.
+    `count` and the first `messages` go into the end record."""
 
     def __init__(self) -> None:
         self.count = 0

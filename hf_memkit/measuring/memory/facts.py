@@ -146,7 +146,7 @@ def is_deepspeed(args: Any, optimizer: Any = None) -> bool:
 
 def swap_folders(args: Any) -> tuple[Path, ...]:
     """Where ZeRO-Infinity keeps its files, each folder once; empty without it."""
-    zero = _zero(args)
+    zero = _zero(args) or {}
     paths = [zero.get(part, {}) for part in ("offload_optimizer", "offload_param")]
     found = [str(part["nvme_path"]) for part in paths if part.get("device") == "nvme" and part.get("nvme_path")]
     return tuple(Path(path) for path in dict.fromkeys(found))
@@ -180,30 +180,21 @@ def model_facts(model: nn.Module) -> RunRecord:
 
 
 def _deepspeed_facts(args: Any) -> dict[str, Any]:
-    config = _deepspeed_config(args)
-    if config is None:
-        return {}
     zero = _zero(args)
-    facts: dict[str, Any] = {}
-    stage = zero.get("stage", 0)
-    if isinstance(stage, int):
-        facts["deepspeed_stage"] = stage
-    for name in ("offload_optimizer", "offload_param"):
-        place = zero.get(name, {}).get("device", "none")
-        if place != "none":
-            facts[f"deepspeed_{name}"] = str(place)
-    return facts
+    if zero is None:
+        return {}
+    facts = {"deepspeed_stage": stage} if isinstance(stage := zero.get("stage", 0), int) else {}
+    places = {name: zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
+    return facts | {f"deepspeed_{name}": str(place) for name, place in places.items() if place != "none"}
 
 
-def _zero(args: Any) -> Mapping[str, Any]:
-    zero = (_deepspeed_config(args) or {}).get("zero_optimization", {})
-    return {name: value if value is not None else {} for name, value in zero.items()} if isinstance(zero, dict) else {}
-
-
-def _deepspeed_config(args: Any) -> dict[str, Any] | None:
-    plugin = getattr(args, "deepspeed_plugin", None)
-    config = getattr(getattr(plugin, "hf_ds_config", None), "config", None)
-    return config if isinstance(config, dict) else None
+def _zero(args: Any) -> Mapping[str, Any] | None:
+    """`zero_optimization` of DeepSpeed's configuration; None without DeepSpeed."""
+    config = getattr(getattr(getattr(args, "deepspeed_plugin", None), "hf_ds_config", None), "config", None)
+    if not isinstance(config, dict):
+        return None
+    zero = config.get("zero_optimization")
+    return {name: {} if value is None else value for name, value in zero.items()} if isinstance(zero, dict) else {}
 
 
 def _plain(value: Any) -> Any:

@@ -1,14 +1,10 @@
-"""What a model, its optimizer and DeepSpeed's engine hold, found by walking. Out: bytes by category and place.
-
-What no walk reaches is not in it: activations, the reducer's buckets of torch's DistributedDataParallel, workspaces of
-libraries.
-"""
+"""What a model, its optimizer and DeepSpeed's engine hold, found by walking. Out: bytes by category and place. No walk
+reaches activations, the reducer's buckets of torch's DistributedDataParallel, and workspaces of libraries."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +38,7 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
     scales. A parameter that ZeRO-3 has gathered is in `buffers`, its partition in `weights`. `device` is the one whose
     allocator is measured (default: any that is neither CPU nor meta).
     """
-    count = _Count(device)
+    count = StorageCount(device)
     inner = innermost(optimizer)
     for layer in optimizer_layers(optimizer):
         for (_, term), tensors in engine_tensors(layer, model).items():
@@ -67,22 +63,6 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
     return count.holdings
 
 
-def walk_parameters(device: torch.device | None = None) -> Callable[[list[Any], list[torch.Tensor]], Holdings]:
-    """A function that takes parameters and buffers and returns what they hold and nobody before them has held."""
-    count = _Count(device)
-
-    def of(parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
-        count.holdings = {}
-        for parameter in parameters:
-            for tensor in (parameter, *carried_by(parameter)):
-                count.add("weights", tensor)
-        for buffer in buffers:
-            count.add("weights", buffer)
-        return count.holdings
-
-    return of
-
-
 class Inventory:
     """Walks again only when something may have changed.
 
@@ -93,7 +73,8 @@ class Inventory:
     def __init__(self, model: nn.Module, device: torch.device | None, swap_folders: tuple[Path, ...] = ()) -> None:
         self._gradients: list[tuple[nn.Parameter, int]] = []
         # A training that raised is told no end: what is kept of its model goes when the model goes.
-        self._model = weakref.ref(model, partial(_forget, self._gradients))
+        kept = self._gradients
+        self._model = weakref.ref(model, lambda _: kept.clear())
         self._device = device
         self._swap_folders = swap_folders
         self._walked: Holdings = {}
@@ -143,10 +124,6 @@ class Inventory:
         return parameter.requires_grad and parameter.device.type == kind
 
 
-def _forget(kept: list[Any], _: object) -> None:
-    kept.clear()
-
-
 def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:
     """`{place: {category_gib}}`, as a record has it; another accelerator's bytes are left out."""
     held: dict[str, dict[str, float]] = {}
@@ -168,13 +145,20 @@ def carried_by(parameter: nn.Parameter) -> Iterator[torch.Tensor]:
         state = getattr(state, "state2", None)
 
 
-class _Count:
+class StorageCount:
     """Adds up storages, each once."""
 
     def __init__(self, device: torch.device | None) -> None:
         self.holdings: Holdings = {}
         self._device = device
         self._seen: set[int] = set()
+
+    def of(self, parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
+        """What these parameters and buffers hold and nobody before them has held."""
+        self.holdings = {}
+        for tensor in (*(part for one in parameters for part in (one, *carried_by(one))), *buffers):
+            self.add("weights", tensor)
+        return self.holdings
 
     def add(self, category: Category, tensor: torch.Tensor | None) -> None:
         if tensor is None or tensor.device.type == "meta":

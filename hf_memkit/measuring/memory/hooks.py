@@ -1,8 +1,5 @@
-"""Hooks on a model that can do it no harm. In: functions to call. Out: one removable set of hooks a model.
-
-A hook here never raises, never changes what passes through it, becomes inert in a copied or pickled model, and stays
-out of compiled graphs.
-"""
+"""Hooks on a model that can do it no harm: they never raise nor change what passes through, are inert in a copied or
+pickled model, and stay out of compiled graphs. In: functions to call. Out: one removable set of hooks a model."""
 
 from __future__ import annotations
 
@@ -103,10 +100,7 @@ class HookSet:
 
 @cache
 def _hidden_from_dynamo() -> type[ModelHook]:
-    """A ModelHook that dynamo runs as ordinary Python between two graphs instead of tracing it into one.
-
-    Made on demand: `torch.compiler.disable` imports dynamo.
-    """
+    """A ModelHook that dynamo runs as ordinary Python; on demand, because `torch.compiler.disable` imports dynamo."""
 
     class HiddenHook(ModelHook):
         @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -136,12 +130,9 @@ def is_compiled(args: Any, model: nn.Module) -> bool:
 
 
 def needs_whole_graph(model: nn.Module) -> bool:
-    """A graph that must be whole has no place for a hook.
-
-    That is asked for in accelerate's settings, or by `model.compile(fullgraph=True)`, which compiles the hooks too.
-    The context that `torch.compile` makes stands in the closure of its wrapper (torch 2.13:
-    torch/_dynamo/eval_frame.py, `_TorchDynamoContext`).
-    """
+    """Whether a graph must be whole, by accelerate's settings or `model.compile(fullgraph=True)`: it has no place for
+    a hook. The context of `torch.compile` stands in the closure of its wrapper (torch 2.13:
+    torch/_dynamo/eval_frame.py, `_TorchDynamoContext`)."""
     if os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes"):
         return True
     closure = getattr(getattr(model, "_compiled_call_impl", None), "__closure__", None) or ()

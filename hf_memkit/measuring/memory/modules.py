@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import torch
 from torch import nn
 
-from hf_memkit.measuring.memory.holdings import Holdings, walk_parameters
+from hf_memkit.measuring.memory.holdings import Holdings, StorageCount
 from hf_memkit.measuring.record_types import ModuleFigures
 
 _MOST_ROWS = 300
 
 
 def module_rows(model: nn.Module, device: torch.device | None = None) -> list[ModuleFigures]:
-    """A row for each module with tensors of its own, in the model's order.
-
-    Equal layers in a row are one row a module, named `h.0…47` with `repeats`. Where that still makes more than 300
-    rows, the deepest modules are added to those that they are part of.
-    """
+    """A row for each module with tensors of its own, in the model's order; equal layers are one (`h.0…47`, `repeats`).
+    Of more than 300 rows, the deepest modules are added to those that they are part of."""
     rows = _own_rows(model, device)
     depth = max((row["name"].count(".") for row in rows), default=0)
     folded = _fold_layers(rows)
@@ -31,7 +29,7 @@ def module_rows(model: nn.Module, device: torch.device | None = None) -> list[Mo
 
 def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigures]:
     rows: list[ModuleFigures] = []
-    count = walk_parameters(device)
+    count = StorageCount(device)
     seen: set[int] = set()
     for name, module in model.named_modules():
         own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
@@ -40,7 +38,7 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
         if not own and not buffers:
             continue
         sizes = [(int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in own]
-        places = _by_place(count(own, buffers))
+        places = _by_place(count.of(own, buffers))
         rows.append(
             {
                 "name": name,
@@ -63,42 +61,28 @@ def _by_place(holdings: Holdings) -> dict[str, int]:
 
 def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
     """Rows of layers that are equal but for their number become one row each."""
-    # (prefix, number, rows) in order; no number: not in a layer
-    groups: list[tuple[str, str, list[ModuleFigures]]] = []
-    for row in rows:
-        match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
-        prefix, number = (match[1], match[2]) if match else ("", "")
-        if groups and number and groups[-1][:2] == (prefix, number):
-            groups[-1][2].append(row)
-        else:
-            groups.append((prefix, number, [row]))
+    layers = [(prefix, number, list(own)) for (prefix, number), own in itertools.groupby(rows, _layer)]
     folded: list[ModuleFigures] = []
-    index = 0
-    while index < len(groups):
-        prefix, first, layer = groups[index]
-        last, end = first, index + 1
-        shape = [_shape(row, prefix, first) for row in layer]
-        while first and end < len(groups):
-            other_prefix, number, other = groups[end]
-            if other_prefix != prefix or [_shape(row, prefix, number) for row in other] != shape:
-                break
-            last, end = number, end + 1
-        repeats = end - index
+    for _, group in itertools.groupby(layers, lambda one: _shape(*one) if one[1] else object()):
+        equal = list(group)
+        prefix, first, layer = equal[0]
         for row in layer:
-            if repeats == 1:
-                folded.append(row)
-            else:
-                rest = row["name"][len(prefix) + len(first) :]
-                folded.append({**row, "name": f"{prefix}{first}…{last}{rest}", "repeats": repeats})
-        index = end
+            if len(equal) > 1:
+                name = f"{prefix}{first}…{equal[-1][1]}{row['name'][len(prefix) + len(first) :]}"
+                row = {**row, "name": name, "repeats": len(equal)}
+            folded.append(row)
     return folded
 
 
-def _shape(row: ModuleFigures, prefix: str, number: str) -> tuple[object, ...]:
-    """What makes two layers equal: everything but the number in the name."""
-    places = tuple(sorted(row["places"].items()))
-    rest = row["name"][len(prefix) + len(number) :]
-    return (rest, row["class"], row["parameters"], row["trainable_parameters"], row["bytes"], places)
+def _layer(row: ModuleFigures) -> tuple[str, str]:
+    """The layer of a row: what stands before its number, and the number; empty for none."""
+    match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
+    return (match[1], match[2]) if match else ("", "")
+
+
+def _shape(prefix: str, number: str, layer: list[ModuleFigures]) -> tuple[object, ...]:
+    """What makes two layers equal: everything but the number in the names."""
+    return prefix, [{**row, "name": row["name"][len(prefix) + len(number) :]} for row in layer]
 
 
 def _merge_below(rows: list[ModuleFigures], depth: int, modules: dict[str, nn.Module]) -> list[ModuleFigures]:

@@ -20,7 +20,7 @@ from hf_memkit.common.terms import Phase
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory.holdings import Holdings, Inventory, held_json
 from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
-from hf_memkit.measuring.memory.readers import Mark
+from hf_memkit.measuring.memory.readers.base import Mark
 from hf_memkit.measuring.memory.timeline import Part, Timeline, categories_gib, categories_of
 from hf_memkit.measuring.memory.windows import window_size
 from hf_memkit.measuring.record_types import OomRecord, StepRecord
@@ -32,10 +32,8 @@ _WINDOWS_A_WATCH = 4
 
 
 class WatchSchedule:
-    """The first three steps, then every tenth; later, where records stand for many steps, one in four records.
-
-    A step is skipped while the last one watched has cost more than a thousandth of the time that went by since.
-    """
+    """The first three steps, then every tenth; later, where records stand for many steps, one in four records. Not
+    while the last one watched has cost more than a thousandth of the time that went by since."""
 
     def __init__(self) -> None:
         self._cost_s = 0.0
@@ -205,13 +203,13 @@ class PeakSampler:
     def _loss_is_over(self, gradient: torch.Tensor) -> None:
         self._backward_runs()
         if self.timeline.loss_is_over() and self.timeline.part == "loss":
-            self.timeline.mark(self._sample("backward"), "backward", passing=_size(gradient))
+            self.timeline.mark(self._sample("backward"), "backward", passing=gradient.nbytes)
 
     def _left_by_backward(self, gradient: torch.Tensor) -> None:
         if self.timeline.part != "backward":
             return
         started = time.perf_counter()
-        self.timeline.mark(self._sample("backward"), passing=_size(gradient))
+        self.timeline.mark(self._sample("backward"), passing=gradient.nbytes)
         self._cost_s += time.perf_counter() - started
 
     def _beside_parameters(self, holdings: Holdings) -> int:
@@ -219,10 +217,6 @@ class PeakSampler:
         if not self.inventory.moving:
             return 0
         return max(0, holdings.get(("gradients", "device"), 0) - self.inventory.gradient_bytes())
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:

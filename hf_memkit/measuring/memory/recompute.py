@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_memkit.common.terms import Phase
 from hf_memkit.measuring.memory.hooks import HookSet
-
-
-class _HasPhase(Protocol):
-    phase: Phase
+from hf_memkit.measuring.memory.phases import PhaseTracker
 
 
 class RecomputeCounter:
@@ -32,7 +28,7 @@ class RecomputeCounter:
     the first ones among them, and stay only where a layer has been seen to be computed again.
     """
 
-    def __init__(self, tracker: _HasPhase) -> None:
+    def __init__(self, tracker: PhaseTracker) -> None:
         self.layers = 0
         self.on_layer: Callable[[tuple[Any, ...], Mapping[str, Any]], object] | None = None
         self.total = 0

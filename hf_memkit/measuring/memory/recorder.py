@@ -1,7 +1,4 @@
-"""One training, from its `run` record to its `end` record. In: callback events. Out: records in a file.
-
-The callback makes one of these at each `on_train_begin` and calls it through the barrier; any method here may raise.
-"""
+"""One training, from its `run` record to its `end` record. In: callback events. Out: records in a file."""
 
 from __future__ import annotations
 
@@ -23,7 +20,9 @@ from hf_memkit.measuring.memory.modules import module_rows
 from hf_memkit.measuring.memory.optimizer_state import innermost, optimizer_chain, state_summary
 from hf_memkit.measuring.memory.peak_sampler import PeakSampler
 from hf_memkit.measuring.memory.phases import PhaseTracker
-from hf_memkit.measuring.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
+from hf_memkit.measuring.memory.readers import readers_for_this_machine
+from hf_memkit.measuring.memory.readers.base import MemoryReader, ReaderGroup
+from hf_memkit.measuring.memory.readers.host import SwapReader
 from hf_memkit.measuring.memory.recompute import RecomputeCounter
 from hf_memkit.measuring.memory.records import RecordWriter
 from hf_memkit.measuring.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWindow, raise_to
@@ -35,7 +34,7 @@ _HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "pe
 
 
 class RunRecorder:
-    """Records one training."""
+    """Records one training. Any method may raise: the callback calls it through the barrier."""
 
     def __init__(
         self,
@@ -152,10 +151,7 @@ class RunRecorder:
         self._restart_clock()
 
     def log_numbers(self) -> dict[str, float]:
-        """What a dashboard shows, without the prefix `memory/`: the highest values since the last call.
-
-        Without a step since then: the same numbers again.
-        """
+        """What a dashboard shows, without the prefix `memory/`: the highest values since the last call with a step."""
         self._restart_clock()
         return self._log.take()
 
@@ -164,7 +160,11 @@ class RunRecorder:
 
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()
-        plain = {name: _number(value) for name, value in (metrics or {}).items() if isinstance(value, Real)}
+        # numpy's numbers become Python's
+        numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real)}
+        plain = {
+            name: value if isinstance(value, int) else float(value) for name, value in numbers.items()
+        }  # of numpy
         self._between_steps("evaluate", {"step": state.global_step, "metrics": plain})
 
     def save(self, state: Any) -> None:
@@ -173,9 +173,7 @@ class RunRecorder:
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
     def oom_fields(self) -> OomRecord:
-        """What an `oom` record takes from counters, the running step and a fresh walk. To be called while the
-        exception is being handled, so that the tensors of its frames still live. Never raises; writes what is pending.
-        """
+        """What an `oom` record takes while the exception is being handled. Never raises; writes what is pending."""
         self._flush()
         mark = self.readers.mark()
         phase = self.tracker.phase
@@ -282,7 +280,3 @@ class RunRecorder:
 
     def _write(self, kind: str, fields: Mapping[str, Any]) -> None:
         self.writer.write(kind, {name: value for name, value in fields.items() if value is not None})
-
-
-def _number(value: Real) -> int | float:
-    return value if isinstance(value, int) else float(value)  # numpy's numbers become Python's

@@ -1,8 +1,5 @@
-"""Records on disk: JSON lines, one object a line. In: plain values. Out: `memory-rank{R}.jsonl`, and back.
-
-What a record is stands in `hf_memkit.measuring.record_types`. Standard library only: a report reads records where
-torch is not installed.
-"""
+"""Records on disk, one JSON object a line (`hf_memkit.measuring.record_types`). In: plain values. Out:
+`memory-rank{R}.jsonl`, and back. Standard library only: a report reads records where torch is not installed."""
 
 from __future__ import annotations
 
@@ -159,11 +156,8 @@ def steps(records: Iterable[Mapping[str, Any]]) -> list[StepRecord]:
 
 
 def not_given_up(steps: Mapping[int, Step], start_step: int) -> dict[int, Step]:
-    """Those of the steps recorded before that a start at `start_step` goes on from.
-
-    Later ones belong to what was given up: after a resume they are trained again, and a start at 0 is another training
-    in the same folder.
-    """
+    """Those of the steps recorded before that a start at `start_step` goes on from: later ones are trained again after
+    a resume, and a start at 0 is another training in the same folder."""
     return {step: record for step, record in steps.items() if step <= start_step}
 
 

@@ -1,8 +1,4 @@
-"""The allocator's own picture of itself, as plain JSON. In: torch's CUDA allocator. Out: a file; nothing is pickled.
-
-A snapshot without history says which blocks are in use and which are free. With it, also which line of code made each
-block; the allocator then looks at the stack at every allocation, which costs time, so it is for those who ask.
-"""
+"""The allocator's own picture of itself. In: torch's CUDA allocator. Out: a file of plain JSON; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ _BLOCK = ("address", "size", "requested_size", "state")
 
 
 def record_history() -> None:
-    """From now on each block knows the Python lines that made it (torch 2.13: torch/cuda/memory.py)."""
+    """From now on each block knows the lines that made it, for a look at the stack each (torch/cuda/memory.py)."""
     torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
 
 
@@ -39,15 +35,8 @@ def stop_history() -> None:
 
 
 def write_snapshot(path: str | Path) -> int:
-    """Writes the allocator's segments and blocks to `path`, and returns how many segments there are.
-
-    Sizes and addresses are in bytes, as `torch.cuda.memory_snapshot` gives them; of each block's stack the innermost
-    16 lines. The result is `{"segments": [{…, "blocks": [{…, "frames": ["file:line function", …]}]}]}`.
-
-    Raises:
-        OSError: `path` cannot be written.
-        RuntimeError: this torch has no CUDA.
-    """
+    """Writes the allocator's segments, and returns how many there are: `{"segments": [{…, "blocks": [{…, "frames":
+    ["file:line function", …]}]}]}`, sizes in bytes as in `torch.cuda.memory_snapshot`, 16 lines a block."""
     segments = [_segment(segment) for segment in torch.cuda.memory._snapshot()["segments"]]
     with Path(path).open("w", encoding="utf-8") as file:
         json.dump({"segments": segments}, file, separators=(",", ":"))

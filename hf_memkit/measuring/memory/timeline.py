@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, cast
 from hf_memkit.common.terms import CATEGORIES, Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory.holdings import Holdings
-from hf_memkit.measuring.memory.readers import Mark
+from hf_memkit.measuring.memory.readers.base import Mark
 from hf_memkit.measuring.record_types import CategorySizes
 
 Part = Literal["data", "forward", "loss", "backward", "optimizer"]
@@ -65,28 +65,23 @@ class Timeline:
 
     _body_start: int | None
     _tail_start: int | None
+    _forwards: int
 
     def __init__(self, gradient_bytes: Callable[[], int]) -> None:
         self.splits = False
         """Whether forward's body and the loss can be told apart: somebody will call `body_ends`."""
-        self.watched = False
-        self.best: Segment | None = None
-        self.part: Part = "data"
-        self.base: Moment | None = None
-        self.micro_batch = 0
         self._gradient_bytes = gradient_bytes
         self._last: Moment | None = None
-        self._new_micro_batch = True
-        self._forget()
+        self.begin_step(watched=False)
 
     def begin_step(self, *, watched: bool) -> None:
         """A step begins where the one before has ended."""
         self.watched = watched
-        self.best = None
-        self.part = "data"
+        self.best: Segment | None = None
+        self.part: Part = "data"
         self.micro_batch = 0
         self._new_micro_batch = True
-        self.base = None
+        self.base: Moment | None = None
         self._forget()
         if self._last is not None:
             self._last = Moment(self._last.allocated, self._gradients())

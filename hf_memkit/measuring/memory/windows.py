@@ -1,7 +1,4 @@
-"""What is gathered over a stretch of training: the peaks of phases, the steps of one record, the numbers of one log.
-
-In: marks of the allocator, and step records. Out: peaks by phase, fewer step records, numbers for a dashboard.
-"""
+"""Peaks by phase, steps of one record, numbers of one log. In: marks of the allocator, and step records."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any, Final, cast
 
 from hf_memkit.common.terms import Phase
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.readers import Mark, ReaderGroup
+from hf_memkit.measuring.memory.readers.base import Mark, ReaderGroup
 from hf_memkit.measuring.memory.records import merged
 from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
 
@@ -36,11 +33,8 @@ def raise_to(highest: dict[str, float], numbers: Mapping[str, float]) -> None:
 
 
 class PeakWindow:
-    """The peaks of the phases since the last `clear`.
-
-    With `reset`, every sample resets the device's peak counter, so that each phase has its own peak. Without, the
-    counter is only read, and a peak is the highest value since whoever reset it last, mostly since the process began.
-    """
+    """The peaks of the phases since the last `clear`. With `reset`, every sample resets the device's counter; without,
+    it is only read, and a peak is the highest value since whoever reset it last, mostly since the process began."""
 
     def __init__(self, readers: ReaderGroup, *, reset: bool) -> None:
         self._readers = readers
@@ -88,11 +82,8 @@ def _gib(allocated: int, reserved: int | None) -> dict[str, float]:
 
 
 def window_size(index: int) -> int:
-    """How many steps the record stands for that step `index` (from 0) of a training goes into.
-
-    1 for the first 5 000, 2 for the next 5 000, 4 for the next 10 000 and so on: each doubling of a run's length adds
-    2 500 records.
-    """
+    """How many steps the record stands for that step `index` (from 0) goes into: 1 for the first 5 000, 2 for the next
+    5 000, 4 for the next 10 000 and so on, so that each doubling of a run adds 2 500 records."""
     size = 1
     while index >= SINGLE_STEPS * size:
         size *= 2
@@ -100,9 +91,7 @@ def window_size(index: int) -> int:
 
 
 class StepWindow:
-    """Steps that go into one record. A step that was watched closely has its own record, because its categories add up
-    to its own peak.
-    """
+    """Steps that go into one record; a watched one has its own, because its categories add up to its peak."""
 
     def __init__(self) -> None:
         self._pending: StepRecord | None = None
@@ -128,10 +117,7 @@ class StepWindow:
 
 
 class LogNumbers:
-    """Gathers steps between two logs. Names are those of records, those of phases and categories with `_` between.
-
-    With `everything` each phase, each category and every counter.
-    """
+    """Gathers steps between two logs, by the names of records; with `everything` counters, phases and categories."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything
@@ -158,11 +144,8 @@ class LogNumbers:
             self._others_gib = max(0.0, fields["device_used_gib"] - fields["reserved_gib"])
 
     def take(self) -> dict[str, float]:
-        """The highest values of the steps since the last `take`; if there was none, the same as then.
-
-        `headroom_gib` is the GPU's capacity less the reserved peak and what is used on the GPU beside this
-        allocator, where NVML has told that at any time. Without an allocator there is `host_rss_gib` alone.
-        """
+        """The highest values of the steps since the last `take`; if there was none, the same as then. `headroom_gib`:
+        capacity less the reserved peak and what others use, where NVML has told that at any time."""
         self._taken = True
         highest = self._highest
         numbers = {name: highest[name] for name in _PEAKS if name in highest}

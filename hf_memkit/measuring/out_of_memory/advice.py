@@ -20,7 +20,8 @@ from hf_memkit.measuring.out_of_memory.suggestions import suggest
 from hf_memkit.measuring.out_of_memory.traceback import Traced
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
 
-Technique = Callable[[FailedJob], Change | None]
+Technique = Change | Callable[[FailedJob], Change | None]
+"""A change, or what gives it for a job."""
 Techniques = tuple[Technique, ...]
 
 _LOSS: Final[Techniques] = (gpu.fused_loss, gpu.chunked_loss, gpu.batch, gpu.length)
@@ -39,20 +40,20 @@ _ON_GPU: Final[Mapping[str, Techniques]] = {
     "generation": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
     "vLLM": (gpu.vllm_share, gpu.vllm_server, gpu.vllm_split),  # its weights and its cache, which no batch sizes
     "gathered weights": (gpu.saved_shards, gpu.only_model),
-    "merged adapters": (gpu.merge_later,),
+    "merged adapters": (gpu.MERGE_LATER,),
     "larger than the GPU": (gpu.batch, gpu.fused_loss, gpu.attention, gpu.length),  # a smaller tensor, whatever it is
     "one large tensor": (gpu.batch, gpu.fused_loss, gpu.checkpointing, gpu.attention, gpu.length),
     # else the phase
     "load": (gpu.half_weights, gpu.four_bit, gpu.sharded_weights, gpu.old_processes, gpu.smaller_model),
-    "dispatched": (gpu.four_bit, gpu.old_processes, gpu.all_on_one_gpu, gpu.smaller_model),  # by a device_map
+    "dispatched": (gpu.four_bit, gpu.old_processes, gpu.ALL_ON_ONE_GPU, gpu.smaller_model),  # by a device_map
     "resume": (gpu.old_processes, gpu.saved_shards, gpu.fresh_optimizer),
     "optimizer": _STATES,  # activations are gone by then
     "evaluate": (gpu.eval_batch, *_PREDICTIONS),
     "generate": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
     "save": (gpu.saved_shards, gpu.only_model),
-    "best_model": (gpu.best_model_later,),
-    "merge": (gpu.merge_later,),
-    "after": (gpu.new_process, gpu.eval_batch, gpu.saved_shards),
+    "best_model": (gpu.BEST_MODEL_LATER,),
+    "merge": (gpu.MERGE_LATER,),
+    "after": (gpu.NEW_PROCESS, gpu.eval_batch, gpu.saved_shards),
     # else
     "": (gpu.batch, gpu.checkpointing, gpu.eight_bit, gpu.length),
 }
@@ -66,16 +67,16 @@ _IN_RAM: Final[Mapping[str, Techniques]] = {
     "data loader": (ram.fewer_workers, ram.more_ram),
     "managed memory": (ram.unpaged_states, ram.more_for_wsl),
     "load": (gpu.half_weights, ram.straight_to_gpu, ram.one_copy_of_weights, ram.more_ram),
-    "resume": (ram.fewer_processes, gpu.fresh_optimizer, ram.more_ram),
+    "resume": (ram.FEWER_PROCESSES, gpu.fresh_optimizer, ram.more_ram),
     "data": (ram.fewer_map_processes, ram.smaller_map_batches, ram.streamed_data, ram.more_ram),
     "forward": (gpu.batch, gpu.checkpointing, gpu.length, ram.more_ram),  # a training on the CPU
     "backward": (gpu.batch, gpu.checkpointing, gpu.length, ram.more_ram),
     "optimizer": (ram.less_offload, gpu.adapters, ram.more_ram),
     "evaluate": (gpu.small_predictions, gpu.batch_metrics, gpu.only_loss, ram.fewer_workers, ram.more_ram),
     "save": (gpu.saved_shards, gpu.only_model, ram.more_ram),
-    "best_model": (gpu.best_model_later, ram.more_ram),
+    "best_model": (gpu.BEST_MODEL_LATER, ram.more_ram),
     "merge": (ram.more_ram,),
-    "after": (gpu.new_process, gpu.saved_shards, gpu.small_predictions, ram.more_ram),
+    "after": (gpu.NEW_PROCESS, gpu.saved_shards, gpu.small_predictions, ram.more_ram),
     "offload": (ram.less_offload, ram.fewer_workers, ram.more_ram),
     "": (ram.fewer_workers, ram.less_offload, ram.more_ram),
 }
@@ -91,9 +92,9 @@ _OFFERED: Final[Mapping[Memory, Mapping[str, Techniques]]] = {
     "shared memory": {"nccl": (), "": (ram.no_workers,)},
     "disk": {
         "save": (ram.fewer_checkpoints, gpu.only_model),
-        "load": (ram.cache_elsewhere,),
-        "data": (ram.cache_elsewhere,),
-        "": (ram.fewer_checkpoints, gpu.only_model, ram.cache_elsewhere),
+        "load": (ram.CACHE_ELSEWHERE,),
+        "data": (ram.CACHE_ELSEWHERE,),
+        "": (ram.fewer_checkpoints, gpu.only_model, ram.CACHE_ELSEWHERE),
     },
     "kernel": {"": ()},
 }
@@ -121,7 +122,8 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
     techniques = _OFFERED[memory][_row(failed)]
-    if memory == "device" and failed.phase == "evaluate" and failed.place in ("logits", "cross entropy", "attention"):
+    of_the_batch = failed.trace.place in ("logits", "cross entropy", "attention")
+    if memory == "device" and failed.trace.phase == "evaluate" and of_the_batch:
         techniques = (gpu.eval_batch, *techniques)
     if memory == "device" and cause in ("context and libraries", "another process"):
         techniques = (gpu.vllm_share, *techniques)
@@ -133,7 +135,7 @@ def _applied(techniques: Techniques, failed: FailedJob) -> list[Change]:
     """The changes that remain for this job. Two values for one setting are no advice; two commands are."""
     found: dict[str, Change] = {}
     for technique in techniques:
-        change = technique(failed)
+        change = technique if isinstance(technique, Change) else technique(failed)
         if change is not None:
             found.setdefault(change.assignment if change.key == "command" else change.key, change)
     return list(found.values())
@@ -142,7 +144,7 @@ def _applied(techniques: Techniques, failed: FailedJob) -> list[Change]:
 def _row(failed: FailedJob) -> str:
     """The row of the table for that memory: the place, else the phase, else neither."""
     message, rows = failed.message, _OFFERED[failed.message.memory]
-    in_a_step = failed.place is None and failed.phase in (None, "forward", "backward")
+    in_a_step = failed.trace.place is None and failed.trace.phase in (None, "forward", "backward")
     if message.memory == "pinned":
         return next((library for library in rows if library in failed.trace.in_use), "")
     if message.memory == "shared memory":
@@ -150,11 +152,11 @@ def _row(failed: FailedJob) -> str:
     if message.memory == "host":
         if message.form == "bitsandbytes-managed":
             return "managed memory"
-        if message.form.startswith("dataloader") or (failed.recorded and failed.phase == "data"):
+        if message.form.startswith("dataloader") or (failed.recorded and failed.trace.phase == "data"):
             return "data loader"
         if in_a_step and failed.uses("offload"):
             return "offload"
-    if message.memory == "device" and failed.place == "generation" and failed.trace.library == "vLLM":
+    if message.memory == "device" and failed.trace.place == "generation" and failed.trace.library == "vLLM":
         return "vLLM"
     if message.form == "dispatched":
         return "dispatched"
@@ -162,7 +164,7 @@ def _row(failed: FailedJob) -> str:
         return "larger than the GPU"
     if failed.large_and_unknown:
         return "one large tensor"
-    return next((row for row in (failed.place, failed.phase) if row is not None and row in rows), "")
+    return next((row for row in (failed.trace.place, failed.trace.phase) if row is not None and row in rows), "")
 
 
 def _renamed(change: Change, job: RunView) -> Change:
@@ -180,13 +182,7 @@ def changes_for_run(
     modules: ModulesRecord | None = None,
     phase: Any = None,
 ) -> list[Change]:
-    """What to change in a job with records: with measured savings, and outside the GPU by the table too.
-
-    Args:
-        run, moment, modules: as in `suggest`.
-        message, cause: the error, if its text is known.
-        phase: where the job failed, if known.
-    """
+    """What to change in a job with records: with measured savings, and outside the GPU by the table too."""
     measured = suggest(run, {**moment, "cause": cause} if cause is not None else moment, modules=modules)
     if message is None or message.memory == "device" or cause not in ("host memory", "shared memory"):
         return measured

@@ -50,18 +50,9 @@ class DeviceFigures:
     """Outside PyTorch's allocator where the message does not say how much of it is this process's."""
 
     @property
-    def cached(self) -> int | None:
-        return self.message.cached_bytes
-
-    @property
-    def limit(self) -> int | None:
-        """The cap of the process, or the total of the GPU."""
-        return self.message.allowed_bytes or self.message.capacity_bytes
-
-    @property
     def short(self) -> int:
         """What is missing even with the whole cache; negative if the cache is enough."""
-        return self.requested - self.available - (self.cached or 0)
+        return self.requested - self.available - (self.message.cached_bytes or 0)
 
     @property
     def free(self) -> str:
@@ -71,16 +62,16 @@ class DeviceFigures:
     @property
     def balance(self) -> str:
         """`"1.00 GiB requested − 0.40 GiB free − 0.10 GiB cached = 0.50 GiB short."`"""
-        if self.cached is None:
+        if self.message.cached_bytes is None:
             return f"{show(self.requested)} was requested and {self.free} was free."
         if self.short > 0:
             least = "at least " if self.message.free_bytes is None else ""
-            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.cached)} cached"
+            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.message.cached_bytes)} cached"
             return f"{sums} = {least}{show(self.short)} short."
         sizes = f"{show(self.requested)} was requested; {self.free} was free"
         if self.available >= self.requested:
             return f"{sizes}."
-        return f"{sizes} and {show(self.cached)} cached, but fragmented."
+        return f"{sizes} and {show(self.message.cached_bytes)} cached, but fragmented."
 
 
 def _gpu(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
@@ -121,11 +112,8 @@ def _own_size(message: OomMessage) -> int | None:
 
 
 def other_processes(message: OomMessage) -> tuple[Process, ...]:
-    """The processes of the message without this one.
-
-    torch finds itself in NVML's list by its process ID. In a container that differs from the host's, so that its own
-    entry looks like another process: it is the one that holds at least what PyTorch reserved.
-    """
+    """The processes of the message without this one: in a container it has another ID there, and is the one that holds
+    at least what PyTorch reserved."""
     if _own_size(message) is not None or message.reserved_bytes is None:
         return message.processes
     known = [process for process in message.processes if (process.size_bytes or 0) >= message.reserved_bytes]
@@ -141,15 +129,8 @@ unallocated memory is large", without a number."""
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The cause of an out-of-memory error, and why.
-
-    Attributes:
-        cause: one of `Cause`.
-        why: the cause in words, with the arithmetic.
-        settings: what helps against this cause, each with its reason.
-        no_help: frequent advice that does not help here, each with its reason.
-        figures: the sizes used, in GiB, by name.
-    """
+    """The cause of an out-of-memory error, `why` (with the arithmetic), settings that help against it, frequent advice
+    that does not (`no_help`), and the sizes used, in GiB, by name."""
 
     cause: Cause
     why: str
@@ -177,12 +158,11 @@ def judge(
 
     Args:
         message: from `parse_message`.
-        allocator_settings: the value of `PYTORCH_ALLOC_CONF` in that run, if known.
-        watermark: the value of `PYTORCH_MPS_HIGH_WATERMARK_RATIO`, a number, if known.
+        allocator_settings, watermark: values of `PYTORCH_ALLOC_CONF` and `PYTORCH_MPS_HIGH_WATERMARK_RATIO`, if known.
         samples: samples in the micro-batch, if known.
         grows: False if the requested tensor does not depend on the batch.
-        growing: True if the tensor grows from request to request, as the kept predictions of an evaluation do.
-        own: this job's process ID, if known, so that it is not counted among the other processes on the GPU.
+        growing: True if it grows from request to request, as the kept predictions of an evaluation do.
+        own: this job's process ID, if known: that one is not counted among the others on the GPU.
         torch: its version, if known.
         assertion: of a kernel that met a wrong index, if the log has one.
     """
@@ -195,11 +175,11 @@ def judge(
     if message.form in ANSWERS:
         late = assertion is not None and message.form in AFTER_AN_ASSERTION
         cause, why, settings = wrong_index(assertion or "") if late else ANSWERS[message.form](message)
-        return _made(cause, why, settings, _figures(message))
+        return _made(cause, why, settings, message)
     if message.device_type == "mps":
         return _mps(message, watermark)
     verdict = _with_contexts(_device(message, allocator_settings, growing), message)
-    requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
+    requested, limit = message.requested_bytes or 0, message.usable_bytes
     if limit and requested > limit:
         return replace(verdict, why=f"{verdict.why} {_no_batch(requested, limit, samples, grows)}")
     return verdict
@@ -218,7 +198,7 @@ def _with_contexts(verdict: Verdict, message: OomMessage) -> Verdict:
     )
     module = tools_of(message.device_type).module
     device = Remedy(
-        f"{module}.set_device", "int(os.environ['LOCAL_RANK'])", True,
+        f"{module}.set_device", "int(os.environ['LOCAL_RANK'])",
         "before anything else uses the GPU; and torch.load with map_location='cpu'",
     )  # fmt: skip
     return replace(verdict, why=f"{verdict.why} {why}", settings=(device, *verdict.settings))
@@ -279,14 +259,10 @@ def _device(message: OomMessage, allocator_settings: str | None, growing: bool) 
                 f"PyTorch had reserved {show(message.reserved_bytes)} of {show(message.capacity_bytes)}; another "
                 "process or the driver may hold the rest."
             )
-        return _made("unknown", f"The text does not give the {sizes}. {elsewhere}", (), _figures(message))
+        return _made("unknown", f"The text does not give the {sizes}. {elsewhere}", (), message)
     gpu = _gpu(message, allocator_settings, requested, free)
-    rules = (_too_large, _cap, _fits, _fragmentation, _others, _overhead)
-    for rule in rules:
-        verdict = rule(gpu) if rule is not _fragmentation or not growing else None
-        if verdict is not None:
-            return verdict
-    return _size(gpu)
+    rules = (_too_large, _cap, _fits, *(() if growing else (_fragmentation,)), _others, _overhead)
+    return next((verdict for rule in rules if (verdict := rule(gpu)) is not None), None) or _size(gpu)
 
 
 def _most_free(message: OomMessage) -> int | None:
@@ -308,15 +284,15 @@ def _single_allocation(message: OomMessage) -> Verdict | None:
         f"{show(requested)} was requested, and PyTorch had reserved {show(reserved)} of {show(capacity)}. Intel's "
         f"runtime refuses a single allocation of {show(_XPU_ALLOCATION)} or more on many GPUs, whatever is free."
     )
-    lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", True, "allows larger ones")
-    return _made("cap", why, (lift,), _figures(message))
+    lift = Remedy("environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS", "1", "allows larger ones")
+    return _made("cap", why, (lift,), message)
 
 
 def _too_large(gpu: DeviceFigures) -> Verdict | None:
-    if gpu.limit is None or gpu.requested <= gpu.limit:
+    if gpu.message.usable_bytes is None or gpu.requested <= gpu.message.usable_bytes:
         return None
     whose = "this process may use" if gpu.message.allowed_bytes else "the GPU has"
-    why = f"One tensor needs {show(gpu.requested)}; {whose} {show(gpu.limit)} in total."
+    why = f"One tensor needs {show(gpu.requested)}; {whose} {show(gpu.message.usable_bytes)} in total."
     return _verdict("size", why, gpu, _for_size(gpu.message, "the tensor alone is too large"))
 
 
@@ -332,13 +308,13 @@ def _cap(gpu: DeviceFigures) -> Verdict | None:
         f"+ {show(gpu.requested)} requested is more."
     )
     fraction = f"{tools_of(message.device_type).module}.set_per_process_memory_fraction"
-    lift = Remedy(fraction, "a larger fraction", True, "raises the limit")
+    lift = Remedy(fraction, "a larger fraction", "raises the limit")
     return _verdict("cap", why, gpu, (lift, *_for_size(gpu.message, "the cap, not the GPU, is the limit")))
 
 
 def _fits(gpu: DeviceFigures) -> Verdict | None:
     left = gpu.available - gpu.requested
-    if left < _NOTHING_LEFT * (gpu.limit or left):
+    if left < _NOTHING_LEFT * (gpu.message.usable_bytes or left):
         return None
     why = (
         f"{show(gpu.requested)} was requested and {show(gpu.available)} was free a moment later, when the message "
@@ -351,8 +327,8 @@ def _fits(gpu: DeviceFigures) -> Verdict | None:
 
 
 def _fragmentation(gpu: DeviceFigures) -> Verdict | None:
-    message, cached = gpu.message, gpu.cached
-    if cached is None or gpu.short > 0 or cached < _NOTABLE * (gpu.limit or message.reserved_bytes or 0):
+    message, cached = gpu.message, gpu.message.cached_bytes
+    if cached is None or gpu.short > 0 or cached < _NOTABLE * (message.usable_bytes or message.reserved_bytes or 0):
         return None
     pieces = (
         f"PyTorch's cache is fragmented: {show(message.reserved_bytes or 0)} reserved − "
@@ -405,15 +381,15 @@ _NCCL_MOST: Final = 4 * GIB
 def _libraries(outside: int) -> tuple[Remedy, ...]:
     """What makes libraries beside PyTorch hold less, if they hold this much."""
     vllm = Remedy(
-        "vLLM gpu_memory_utilization", "smaller", True,
+        "vLLM gpu_memory_utilization", "smaller",
         "if vLLM runs in this process: it reserves this share of the GPU (trl: vllm_gpu_memory_utilization)",
     )  # fmt: skip
     jax = Remedy(
-        "environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True,
+        "environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false",
         "if JAX runs in this process: it reserves 75 % of the GPU (TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true)",
     )  # fmt: skip
     buffers = "with several GPUs: shrinks the buffer of each NCCL channel (default 4 MiB)"
-    nccl = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
+    nccl = Remedy("environment.NCCL_BUFFSIZE", "1048576", buffers)
     return (vllm, jax) if outside > OWN_CONTEXT + _NCCL_MOST else (nccl, vllm)
 
 
@@ -421,14 +397,13 @@ def _size(gpu: DeviceFigures) -> Verdict:
     if gpu.short > 0:
         why = f"The job needs more memory than is available. {gpu.balance}"
         return _verdict("size", why, gpu, _for_size(gpu.message, "fragmentation is not the cause"))
-    if gpu.cached is not None and gpu.available < gpu.requested:
-        left = f"Even if the cache were one block, only {show(-gpu.short)} would remain, and the next request"
-        why = f"The GPU is nearly full. {gpu.balance} {left} would fail: the job needs less memory."
-        return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
     why = (
         f"The GPU is full. {gpu.balance} That is within what the message rounds and the driver keeps: the job needs "
         "less memory."
     )
+    if gpu.message.cached_bytes is not None and gpu.available < gpu.requested:
+        left = f"Even if the cache were one block, only {show(-gpu.short)} would remain, and the next request"
+        why = f"The GPU is nearly full. {gpu.balance} {left} would fail: the job needs less memory."
     return _verdict("size", why, gpu, _for_size(gpu.message, "they would serve this request but not the next"))
 
 
@@ -436,24 +411,24 @@ def _mps(message: OomMessage, watermark: str | None) -> Verdict:
     requested, allowed = message.requested_bytes, message.allowed_bytes
     held = (message.allocated_bytes or 0) + (message.other_bytes or 0)
     if requested is None or message.allocated_bytes is None:
-        return _made("unknown", "The text has no sizes.", (), _figures(message))
+        return _made("unknown", "The text has no sizes.", (), message)
     if allowed is None or held + requested <= allowed:
         why = f"PyTorch and Metal hold {show(held)}, and Metal had no single block of another {show(requested)}."
-        return _made("unknown", why, (), _figures(message))
+        return _made("unknown", why, (), message)
     why = (
         f"{show(message.allocated_bytes)} in tensors + {show(message.other_bytes or 0)} in other Metal buffers + "
         f"{show(requested)} requested exceeds PyTorch's limit of {show(allowed)}"
         f"{', 1.7 times what Metal recommends for this Mac' if watermark is None else ''}."
     )
     unlimited = watermark is not None and float(watermark) == 0
-    reason = "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better"
-    if unlimited:
-        reason = (
-            "set in this log, but the limit was in force: the setting did not reach the process. It must be in the "
-            "environment before Python imports torch"
-        )
-    lift = Remedy("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", not unlimited, reason)
-    return _made("cap", why, (lift,), _figures(message))
+    reason = (
+        "set in this log, but the limit was in force: the setting did not reach the process. It must be in the "
+        "environment before Python imports torch"
+        if unlimited
+        else "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better"
+    )
+    lift = Remedy("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", reason, helps=not unlimited)
+    return _made("cap", why, (lift,), message)
 
 
 def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
@@ -462,12 +437,12 @@ def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     tools = tools_of(message.device_type)
     return (
         Remedy(
-            "command", tools.processes, True,
+            "command", tools.processes,
             f"lists the processes on the GPU{ids}. First check that none belongs to this job: another rank or worker, "
             "or this process itself, which has another ID in a container. Then wait, or use another GPU",
         ),
         Remedy(
-            f"environment.{tools.choice}", "an idle GPU", True,
+            f"environment.{tools.choice}", "an idle GPU",
             "also if several ranks of this job share one GPU: each must set its device before it loads a model",
         ),
         *_for_size(message, "the memory belongs to another process"),
@@ -475,33 +450,30 @@ def _free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
 
 
 def _verdict(cause: Cause, why: str, gpu: DeviceFigures, settings: tuple[Remedy, ...]) -> Verdict:
-    short = max(gpu.short, 0) or None
     outside = gpu.own_overhead if gpu.unclaimed is None else gpu.unclaimed
-    extra = {"short_gib": short, "outside_allocator_gib": outside, "other_processes_gib": gpu.others}
-    figures = {name: size / GIB for name, size in extra.items() if size is not None}
-    return _made(cause, why, settings, _figures(gpu.message) | figures)
+    return _made(
+        cause, why, settings, gpu.message, short=max(gpu.short, 0) or None, outside_allocator=outside,
+        other_processes=gpu.others,
+    )  # fmt: skip
 
 
-def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], figures: dict[str, float]) -> Verdict:
+def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], message: OomMessage, **more: int | None) -> Verdict:
+    """The verdict with the sizes of the message, and `more` of them."""
+    names = ("requested", "free", "capacity", "allowed", "allocated", "reserved", "cached", "process", "resident")
+    sizes = {name: getattr(message, f"{name}_bytes") for name in names} | more
+    figures = {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
     helping = tuple(setting for setting in settings if setting.helps)
     return Verdict(cause, why, helping, tuple(setting for setting in settings if not setting.helps), figures)
-
-
-def _figures(message: OomMessage) -> dict[str, float]:
-    names = ("requested", "free", "capacity", "allowed", "allocated", "reserved", "cached", "process", "resident")
-    sizes = {name: getattr(message, f"{name}_bytes") for name in names}
-    return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
 
 # Settings of PyTorch's allocator: which help against a message, and which do not.
 
 
 def split_size_mb(requested_bytes: int) -> int | None:
-    """The `max_split_size_mb`, in MiB, that serves this request: the power of two at or below it.
+    """The `max_split_size_mb` for this request: the power of two at or below it; None below what torch accepts.
 
-    PyTorch then splits no block of at least that size, so that a free one can serve the request or be released (torch:
-    c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`). None if
-    the request is below every value that torch accepts.
+    PyTorch then splits no block of that size, so that a free one can serve the request or be released (torch:
+    c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`).
     """
     value = 1 << ((requested_bytes // MIB).bit_length() - 1) if requested_bytes >= MIB else 0
     return value if value * MIB > _LEAST_SPLIT else None
@@ -510,6 +482,7 @@ def split_size_mb(requested_bytes: int) -> int | None:
 def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """What to set against fragmentation. `in_use`: the settings of that run, if known."""
     key, requested = f"environment.{message.variable}", message.requested_bytes or 0
+    on = "expandable_segments:True"
     if message.variable is None:
         return _empty_cache(message)
     if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
@@ -518,21 +491,21 @@ def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy,
             "or a smaller batch help"
         )
         # max_split_size_mb makes things worse beside it.
-        return Remedy(key, "expandable_segments:True", False, why), *_empty_cache(message)
+        return Remedy(key, on, why, helps=False), *_empty_cache(message)
     if message.device_type == "xpu":
         known = "if this torch supports it on XPU; otherwise use fewer tensor shapes (pad_to_multiple_of, packing)"
-        return Remedy(key, "expandable_segments:True", True, known), *_empty_cache(message)
+        return Remedy(key, on, known), *_empty_cache(message)
     value = split_size_mb(requested)
     if value is None:
         why = f"torch accepts no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
-        cut = Remedy(key, "max_split_size_mb", False, why)
+        cut = Remedy(key, "max_split_size_mb", why, helps=False)
     else:
         why = (
             "use this instead where expandable segments are unavailable; do not combine them. PyTorch then splits no "
             f"block of {value} MiB or more, so that a freed one can serve {show(requested)}"
         )
-        cut = Remedy(key, f"max_split_size_mb:{value}", True, why)
-    return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, *_empty_cache(message)
+        cut = Remedy(key, f"max_split_size_mb:{value}", why)
+    return Remedy(key, on, _why_expandable(message)), cut, *_empty_cache(message)
 
 
 def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
@@ -541,13 +514,13 @@ def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
         return _empty_cache(message)
     why = f"{why}; PyTorch has {show(message.cached_bytes or 0)} cached"
     settings = "expandable_segments, max_split_size_mb"
-    return Remedy(f"environment.{message.variable}", settings, False, why), *_empty_cache(message)
+    return Remedy(f"environment.{message.variable}", settings, why, helps=False), *_empty_cache(message)
 
 
 def _empty_cache(message: OomMessage) -> tuple[Remedy, ...]:
     module = tools_of(message.device_type).module
     why = "PyTorch already released every unused segment and retried before it raised this error"
-    return (Remedy(f"{module}.empty_cache()", "", False, why),) if module and module != "torch.mps" else ()
+    return (Remedy(f"{module}.empty_cache()", "", why, helps=False),) if module and module != "torch.mps" else ()
 
 
 def _why_expandable(message: OomMessage) -> str:

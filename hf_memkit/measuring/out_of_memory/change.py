@@ -33,17 +33,10 @@ def _heading(text: str, width: int, indent: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to a job.
+    """One change to a job, with the fields of a `ProposedChange`.
 
-    Attributes:
-        key: setting, as `section.name`: `arguments` for fields of TrainingArguments, under the name that the run's
-            transformers has; `environment` for variables; `data`, `model` and `adapter` for what the script decides.
-        value: new value.
-        reason: why it helps, with this run's measurements.
-        cost: what it costs, in words.
-        saves_gib: GiB of device memory saved; None if this run's records do not give the figure.
-        basis: how the figure follows from the records; None without a figure.
-        current: value now; None if unknown.
+    `key` is `section.name`: `arguments` for fields of TrainingArguments, under the name that the run's transformers
+    has; `environment` for variables; `data`, `model` and `adapter` for what the script decides.
     """
 
     key: str
@@ -102,8 +95,8 @@ class Remedy:
 
     key: str
     value: str
-    helps: bool
     reason: str
+    helps: bool = True
 
     def __str__(self) -> str:
         """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments grow …"`."""

@@ -8,15 +8,8 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class DeviceTools:
-    """Names on one kind of device. An empty one does not exist there.
-
-    Attributes:
-        processes: the command that lists the processes on the device.
-        choice: the variable that chooses the devices of a process.
-        allocator: the variable of the caching allocator.
-        module: torch's module, which has `empty_cache`.
-        fraction: whether that module has `set_per_process_memory_fraction`.
-    """
+    """Of one kind of device: the command that lists processes, the variables of devices and allocator, torch's module,
+    and whether that has `set_per_process_memory_fraction`. Empty: it does not exist there."""
 
     processes: str
     choice: str

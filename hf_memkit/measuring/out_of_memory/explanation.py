@@ -19,7 +19,7 @@ from hf_memkit.measuring.out_of_memory.message import OomMessage, paragraph, pri
 from hf_memkit.measuring.out_of_memory.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
-from hf_memkit.measuring.out_of_memory.run_view import RunView, mapping
+from hf_memkit.measuring.out_of_memory.run_view import RunView
 from hf_memkit.measuring.out_of_memory.suggestions import ACTIVATION_PHASES
 from hf_memkit.measuring.out_of_memory.surroundings import Command, Surroundings, Watched
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
@@ -159,7 +159,7 @@ class Explanation:
     def _further(self, width: int) -> list[str]:
         out: list[str] = []
         prediction = (self.job or {}).get("prediction")
-        if isinstance(prediction, Mapping) and isinstance(prediction.get("peak_allocated_gib"), int | float):
+        if prediction and "peak_allocated_gib" in prediction:
             out += ["", f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."]
         if self.others:
             out += ["", "Also in this log"]
@@ -222,7 +222,8 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     known = arguments is not None
     failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
     tensor = failed.requested_tensor
-    failed = failed.made(tensor)
+    if tensor is not None and failed.trace.place is None:
+        failed = replace(failed, trace=replace(failed.trace, place=tensor.place))
     message, job, place = failed.message, failed.job, failed.trace.place
     growing = place == "predictions of an evaluation"
     grows = grows_with_the_batch(failed.trace)
@@ -262,7 +263,7 @@ def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str
     if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
         return ()
     bare = cause == "unknown" and message.memory == "device"
-    if (cause not in _PREDICTABLE and not bare) or failed.place == "merged adapters":
+    if (cause not in _PREDICTABLE and not bare) or failed.trace.place == "merged adapters":
         return ()
     gpu = _box(message.capacity_bytes) if message.capacity_bytes is not None else ""
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
@@ -277,38 +278,24 @@ def _box(capacity_bytes: int) -> str:
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
-    """Explains an `oom` record, with changes for that job and the savings that its records give.
-
-    Args:
-        run: the `run` record of the training.
-        oom: the `oom` record.
-        modules: the `modules` record, if there is one.
-    """
-    message = from_record(oom)
-    settings = mapping(run.get("hardware")).get("allocator_settings")
-    phase, samples = oom.get("phase"), oom.get("samples")
+    """Explains an `oom` record, with changes for that job and the savings that its records give."""
+    message, job, phase = from_record(oom), RunView(run, oom), oom.get("phase")
     judged = judge(
         message,
-        allocator_settings=settings if isinstance(settings, str) else None,
-        samples=samples if isinstance(samples, int) and samples > 0 else None,
+        allocator_settings=job.hardware.get("allocator_settings"),
+        samples=oom.get("samples") or None,
         grows=phase not in ("load", "save", "optimizer"),
         own=_pid(run),
-        torch=RunView(run, {}).torch,
+        torch=job.version("torch"),
     )
-    verdict = for_job(judged, RunView(run, oom))
+    verdict = for_job(judged, job)
     changes = changes_for_run(run, oom, message, verdict.cause, modules, phase)
     return Explanation(FoundMessage(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
 
 def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
-    """Explains a training that was killed: it raised no error, and its records end early.
-
-    Args:
-        run: the `run` record.
-        last: the last `step` record; empty if there was none.
-        why: how the records end, in words.
-        in_ram: whether the records show that host RAM ran out. Otherwise the cause is `unknown`.
-    """
+    """Explains a training whose records end early without an error. `why`: how they end. `in_ram`: they show that host
+    RAM ran out; else the cause is `unknown`."""
     message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = changes_for_run(run, last, message, cause) if in_ram else []
@@ -318,17 +305,18 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
 
 def from_record(oom: OomRecord) -> OomMessage:
     """The message of an `oom` record: from the error's text, or from the counters if the text has no sizes."""
-    parsed = parse_message(str(oom.get("error") or ""))
-    if parsed is not None and (
-        parsed.requested_bytes is not None or parsed.form not in ("torch-device", "torch-device-bare")
-    ):
+    text = oom.get("error", "")
+    parsed = parse_message(text)
+    bare = ("torch-device", "torch-device-bare")
+    if parsed is not None and (parsed.requested_bytes is not None or parsed.form not in bare):
         return parsed
     names = ("requested", "free", "capacity", "allocated", "reserved", "process")
-    sizes = {f"{name}_bytes": _bytes(oom.get(f"{name}_gib")) for name in names}
-    said = printable(f"{oom.get('error_type') or 'error'}: {oom.get('error') or ''}")
-    quote = said if parsed is None else parsed.quote
-    bare = OomMessage("torch-device", "PyTorch", "device", quote, "cuda")
-    return replace(bare, **sizes)  # type: ignore[arg-type]  # every name is a size
+    counters: Mapping[str, Any] = oom
+    sizes: dict[str, Any] = {
+        f"{name}_bytes": round(counters[f"{name}_gib"] * GIB) for name in names if f"{name}_gib" in counters
+    }
+    quote = printable(f"{oom.get('error_type') or 'error'}: {text}") if parsed is None else parsed.quote
+    return OomMessage("torch-device", "PyTorch", "device", quote, "cuda", **sizes)
 
 
 def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,8 +327,7 @@ def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pid(run: RunRecord) -> int | None:
-    pid = mapping(run.get("host")).get("pid")
-    return pid if isinstance(pid, int) else None
+    return run.get("host", {}).get("pid")
 
 
 def _place(found: FoundMessage, phase: str = "") -> str:
@@ -366,7 +353,3 @@ def _sentence(message: OomMessage) -> str:
         what = f"on the {name}" if message.device is None else f"on {name} {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
     return f"{message.library} could not allocate {size} {what}"
-
-
-def _bytes(gib: Any) -> int | None:
-    return round(gib * GIB) if isinstance(gib, int | float) and not isinstance(gib, bool) else None

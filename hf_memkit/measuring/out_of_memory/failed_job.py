@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
 from hf_memkit.catalog.architectures import ARCHITECTURES, built_in
 from hf_memkit.catalog.optimizers import find_optimizer
 from hf_memkit.common.units import GIB, MIB
+from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.other_names import LENGTHS
 from hf_memkit.measuring.out_of_memory.run_view import RunView, mapping
@@ -43,14 +44,8 @@ class RequestedTensor:
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A job, its error and what is known of both.
-
-    Attributes:
-        message: the out-of-memory message.
-        trace: what the traceback above it shows.
-        job: its arguments, or its records; without any where none are known.
-        platform: the system, if it is not plain Linux and the log shows it.
-    """
+    """A job that ran out of memory: the message, what the traceback above it shows, its arguments or records, and the
+    system if it is not plain Linux and the log shows it."""
 
     message: OomMessage
     trace: Traced
@@ -58,27 +53,15 @@ class FailedJob:
     platform: Platform | None = None
 
     @property
-    def phase(self) -> str | None:
-        return self.trace.phase
-
-    @property
-    def place(self) -> str | None:
-        return self.trace.place
-
-    @property
-    def device_type(self) -> str | None:
-        return self.message.device_type
-
-    @property
     def larger_by(self) -> float:
         """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
-        limit = self.message.allowed_bytes or self.message.capacity_bytes
+        limit = self.message.usable_bytes
         return (self.message.requested_bytes or 0) / limit if limit else 0.0
 
     @property
     def resumes(self) -> bool:
         """Whether the training goes on from a checkpoint, whose optimizer states fit one optimizer and engine only."""
-        return self.phase == "resume" or bool(self.argument("resume_from_checkpoint"))
+        return self.trace.phase == "resume" or bool(self.argument("resume_from_checkpoint"))
 
     @property
     def recorded(self) -> bool:
@@ -92,18 +75,25 @@ class FailedJob:
         return any(feature in self.in_use for feature in features)
 
     @property
-    def batch_argument(self) -> str:
-        return f"per_device_{'eval' if self.phase == 'evaluate' else 'train'}_batch_size"
-
-    @property
     def samples(self) -> int | None:
         """Samples of the micro-batch; of an evaluation's batch in one."""
-        return self.job.count(self.batch_argument)
+        return self.job.count(f"per_device_{'eval' if self.trace.phase == 'evaluate' else 'train'}_batch_size")
 
-    @property
-    def length_name(self) -> str | None:
-        """What the user calls the longest sequence, where the arguments give it."""
-        return next((name for name in LENGTHS if self.job.count(name) is not None), None)
+    def named(self, names: Iterable[str]) -> str:
+        """The first of these names among the arguments with a number; empty if there is none."""
+        return next((name for name in names if self.job.count(name) is not None), "")
+
+    def halved(
+        self, name: str, reason: str, cost: str, *, otherwise: str = "", unknown: object = "half", least: int = 2,
+        most: int | None = None,
+    ) -> Change | None:  # fmt: skip
+        """Half of an argument (at most `most`), `unknown` where its value is; None where it is below `least`.
+        `otherwise`: what the change is called if the argument has no name."""
+        current = self.job.count(name)
+        if current is None:
+            return Change(f"arguments.{name}" if name else otherwise, unknown, reason, cost)
+        half = min(current // 2, most or current)
+        return None if current < least else Change(f"arguments.{name}", half, reason, cost, current=current)
 
     @cached_property
     def in_use(self) -> frozenset[Feature]:
@@ -164,10 +154,10 @@ class FailedJob:
     def requested_tensor(self) -> RequestedTensor | None:
         """The logits or attention scores whose size is the request, by arguments and model; None if it is neither."""
         requested, samples = self.message.requested_bytes, self.samples
-        length = self.job.count(self.length_name or "")
+        length = self.job.count(self.named(LENGTHS))
         if not requested or samples is None or length is None or not self.requests_a_tensor:
             return None
-        if self.phase not in (None, "forward", "backward", "evaluate"):
+        if self.trace.phase not in (None, "forward", "backward", "evaluate"):
             return None
         if self.trace.place not in (None, "logits", "cross entropy", "attention"):
             return None
@@ -200,11 +190,10 @@ class FailedJob:
         of_type = [config for config in configs if config["model_type"] == self.trace.model_type]
         yield from sorted({int(config["vocab_size"]) for config in of_type or configs})
 
-    def made(self, place: RequestedTensor | None) -> FailedJob:
-        """The same job, with what the size of the request shows."""
-        if place is None or self.trace.place is not None:
-            return self
-        return replace(self, trace=replace(self.trace, place=place.place))
+
+def unless(change: Change, *arguments: str, uses: tuple[Feature, ...] = ()) -> Callable[[FailedJob], Change | None]:
+    """The change for a job in which none of these arguments is set and none of these techniques is in use."""
+    return lambda failed: None if failed.uses(*uses) or any(map(failed.argument, arguments)) else change
 
 
 def _is(requested: int, exact: int) -> bool:

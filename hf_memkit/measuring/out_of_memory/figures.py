@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from hf_memkit.measuring.out_of_memory.message import Process
@@ -182,6 +183,9 @@ def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = Fa
     return values, end
 
 
+mps_figures: Final = partial(_sizes, _MPS, binary=True)
+"""The figures of torch's allocator for MPS."""
+
 # Schedulers and clusters: what a job uses, and what it may use. Ray: _private/memory_monitor.py; its GB are 2**30.
 _HOST: Final = (
     re.compile(rf"was {SIZE} / {SIZE} \([\d.]{{1,12}}\)"),
@@ -231,19 +235,11 @@ _XLA: Final = {
     "free_bytes": re.compile(rf"There are {_XLA_SIZE} free"),
     "capacity_bytes": re.compile(rf"Used [\d.]{{1,12}}[KMGT] of {_XLA_SIZE} hbm"),
 }
-
-
-def xla_figures(text: str) -> Figures:
-    """What XLA requested, what was free, and the size of the accelerator's memory."""
-    return _sizes(_XLA, text, binary=True)
+xla_figures: Final = partial(_sizes, _XLA, binary=True)
+"""What XLA requested, what was free, and the size of the accelerator's memory."""
 
 
 def cuda_figures(text: str) -> Figures:
     """Whose error it is: torch for ROCm says CUDA, and names HIP's error behind it."""
     hip = re.search(r"Search for .?hipError\w{1,40}", text[:600])
     return ({"device_type": "rocm"}, hip.end()) if hip is not None else ({}, 0)
-
-
-def mps_figures(text: str) -> Figures:
-    """The figures of torch's allocator for MPS."""
-    return _sizes(_MPS, text, binary=True)

@@ -1,19 +1,18 @@
 """Changes that leave more GPU memory. In: a failed job. Out: a change, or None where it is on, refused or useless.
-
-They have no figures: those need records (`hf_memkit.measuring.out_of_memory.suggestions`).
-"""
+Without figures: those need records (`suggestions.py`)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from hf_memkit.catalog.liger_support import LIGER_OPTIONS
 from hf_memkit.catalog.optimizers import find_optimizer, paged_form
+from hf_memkit.measuring.out_of_memory import suggestions
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.device_tools import tools_of
-from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
-from hf_memkit.measuring.out_of_memory.other_names import PIXELS
-from hf_memkit.measuring.out_of_memory.suggestions import ONLY_LOSS, SHARDS_SAVED, SMALL_PREDICTIONS, smaller_batch
+from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, unless
+from hf_memkit.measuring.out_of_memory.other_names import LENGTHS, PIXELS
 
 _BITSANDBYTES: Final = (None, "cuda", "rocm")
 """Devices with its optimizers. Its 4-bit weights also run on those of `_FOUR_BIT` (bitsandbytes 0.50: README)."""
@@ -22,13 +21,13 @@ _FOUR_BIT: Final = (*_BITSANDBYTES, "xpu", "hpu")
 
 def batch(failed: FailedJob) -> Change | None:
     """A smaller micro-batch; that of the evaluation in one."""
-    if failed.phase == "evaluate":
+    if failed.trace.phase == "evaluate":
         return eval_batch(failed)
     samples = failed.samples
     if samples is not None:
         if samples < failed.larger_by:
             return None
-        return smaller_batch(failed.job, samples / failed.larger_by if failed.larger_by > 1 else None)
+        return suggestions.smaller_batch(failed.job, samples / failed.larger_by if failed.larger_by > 1 else None)
     value = "smaller" if failed.larger_by > 1 else "half"
     return Change(
         "arguments.per_device_train_batch_size", value,
@@ -38,92 +37,61 @@ def batch(failed: FailedJob) -> Change | None:
 
 
 def eval_batch(failed: FailedJob) -> Change | None:
-    """A smaller batch of the evaluation."""
-    samples = failed.job.count("per_device_eval_batch_size")
-    if samples is not None and samples < 2:
-        return None
-    return Change(
-        "arguments.per_device_eval_batch_size", "half" if samples is None else samples // 2,
+    return failed.halved(
+        "per_device_eval_batch_size",
         "evaluation batches have their own size, whatever the training batch size",
         "a slower evaluation; the metrics are the same",
-        current=samples,
-    )  # fmt: skip
+    )
 
 
 def length(failed: FailedJob) -> Change | None:
-    """Shorter sequences, or smaller pictures."""
+    attention = failed.trace.place == "attention"
     if failed.uses("diffusers"):
-        pixels = failed.job.count("resolution")
-        return Change(
-            "arguments.resolution", "smaller" if pixels is None else max(pixels // 2, 1),
-            "activations grow with the square of it", "smaller pictures",
-            current=pixels,
-        )  # fmt: skip
+        return failed.halved(
+            "resolution", "activations grow with the square of it", "smaller pictures", unknown="smaller"
+        )
     if failed.uses("vision tower"):
-        return _pixels(failed)
-    name = failed.length_name
-    current = failed.job.count(name) if name is not None else None
-    if current is not None and current < 2:
-        return None
-    attention = failed.place == "attention"
+        grows = "attention scores grow with the square of" if attention else "activations grow with"
+        return failed.halved(
+            failed.named(PIXELS),
+            f"in the vision tower, {grows} an image's pixels, whatever the length of the text", "coarser images",
+            otherwise="processor.max_pixels",
+        )  # fmt: skip
     grows = "attention scores grow with its square" if attention else "activations and logits grow with it"
-    return Change(
-        "data.max_length" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
-        f"all texts of a batch are padded to its longest, and {grows}",
+    return failed.halved(
+        failed.named(LENGTHS), f"all texts of a batch are padded to its longest, and {grows}",
         "longer texts are truncated; the model does not learn from the rest",
-        current=current,
-    )  # fmt: skip
-
-
-def _pixels(failed: FailedJob) -> Change:
-    """Smaller images: what fails in the vision tower is no text."""
-    name = next((name for name in PIXELS if failed.job.count(name) is not None), None)
-    current = failed.job.count(name) if name is not None else None
-    grows = "attention scores grow with the square of" if failed.place == "attention" else "activations grow with"
-    return Change(
-        "processor.max_pixels" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
-        f"in the vision tower, {grows} an image's pixels, whatever the length of the text",
-        "coarser images",
-        current=current,
+        otherwise="data.max_length",
     )  # fmt: skip
 
 
 def checkpointing(failed: FailedJob) -> Change | None:
-    """Activations recomputed in backward."""
     if failed.uses("checkpointing"):
         return None
-    reason = "each layer keeps its input and recomputes its other activations in backward"
-    cost = "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174)"
     if failed.uses("FSDP"):
-        # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
-        return Change("arguments.fsdp_config", {"activation_checkpointing": True}, reason, cost)
+        return suggestions.FSDP_CHECKPOINTING
     if failed.uses("diffusers"):
-        return Change("arguments.gradient_checkpointing", True, reason, cost)
+        return replace(suggestions.CHECKPOINTING, key="arguments.gradient_checkpointing")
     old = " (before transformers 5.23: gradient_checkpointing)"
-    return Change("arguments.activation_checkpointing", True, reason + old, cost)
+    return replace(suggestions.CHECKPOINTING, reason=suggestions.CHECKPOINTING.reason + old)
 
 
 def fused_loss(failed: FailedJob) -> Change | None:
-    """Logits in chunks by Liger's kernels, where it has them for this model and they are used: in training."""
+    """Liger's, where it has kernels for this model and they are used: in training."""
     model_type = failed.trace.model_type
     unknown_model = model_type is not None and model_type not in LIGER_OPTIONS
     if failed.uses("liger", "chunked loss", "label smoothing", "diffusers") or unknown_model:
         return None
-    if failed.phase == "evaluate":
+    if failed.trace.phase == "evaluate":
         return None
-    if failed.device_type not in (None, "cuda", "rocm", "xpu"):
+    if failed.message.device_type not in (None, "cuda", "rocm", "xpu"):
         return None
-    return Change(
-        "arguments.use_liger_kernel", True,
-        "Liger's fused loss computes the logits, tokens × vocabulary, in chunks"
-        + ("" if model_type else " (Llama, Qwen, Gemma, Mistral and others, not GPT-2)"),
-        "the package liger-kernel; rounding differences; no logits in the training output",
-    )  # fmt: skip
+    models = "" if model_type else " (Llama, Qwen, Gemma, Mistral and others, not GPT-2)"
+    return replace(suggestions.FUSED_LOSS, reason=suggestions.FUSED_LOSS.reason + models)
 
 
 def chunked_loss(failed: FailedJob) -> Change | None:
-    """Logits in chunks by TRL or by memkit's part."""
-    if failed.uses("liger", "chunked loss") or failed.phase == "evaluate":
+    if failed.uses("liger", "chunked loss") or failed.trace.phase == "evaluate":
         return None
     if failed.uses("trl"):
         return Change(
@@ -143,7 +111,6 @@ def chunked_loss(failed: FailedJob) -> Change | None:
 
 
 def attention(failed: FailedJob) -> Change | None:
-    """Attention without its scores in memory."""
     if failed.uses("flash attention"):
         return None
     if failed.uses("diffusers"):
@@ -153,7 +120,7 @@ def attention(failed: FailedJob) -> Change | None:
             "the package xformers; PyTorch 2 and a recent diffusers do this without it",
         )  # fmt: skip
     if failed.uses("SDPA"):
-        if failed.device_type not in (None, "cuda", "rocm"):
+        if failed.message.device_type not in (None, "cuda", "rocm"):
             return None
         return Change(
             "model.attn_implementation", "flash_attention_2",
@@ -161,17 +128,13 @@ def attention(failed: FailedJob) -> Change | None:
             "attention has no score matrices and needs no padding mask",
             "the package flash-attn, an Ampere GPU or later, and 16-bit computation",
         )  # fmt: skip
-    return Change(
-        "model.attn_implementation", "sdpa",
-        "eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA does not",
-        "rounding differences; no attention weights in the output; a model without SDPA fails to load",
-    )  # fmt: skip
+    return suggestions.SDPA
 
 
 def eight_bit(failed: FailedJob) -> Change | None:
     """AdamW's states in 8 bit; paged where they are already, or that was not enough. Not of a training that resumes:
     the checkpoint's states are another optimizer's."""
-    if failed.device_type not in _BITSANDBYTES or failed.uses("DeepSpeed", "FSDP", "paged optimizer"):
+    if failed.message.device_type not in _BITSANDBYTES or failed.uses("DeepSpeed", "FSDP", "paged optimizer"):
         return None
     if failed.resumes:
         return None
@@ -189,36 +152,20 @@ def eight_bit(failed: FailedJob) -> Change | None:
     if optim and not optim.lower().startswith("adamw"):
         return None  # Adafactor, LOMO, SGD and the like hold less than 8-bit AdamW, or are another algorithm
     if failed.uses("diffusers"):
-        return Change(
-            "arguments.use_8bit_adam", True, "AdamW's states take 2 bytes a parameter instead of 8",
-            "8-bit rounding of the states (Dettmers et al. 2021, arXiv 2110.02861); the package bitsandbytes",
-        )  # fmt: skip
-    return Change(
-        "arguments.optim", "adamw_bnb_8bit",
-        "AdamW's states take 2 bytes a parameter instead of 8; paged_adamw_8bit also moves them to RAM when the GPU "
-        "is full",
-        "8-bit rounding of the states (Dettmers et al. 2021, arXiv 2110.02861); the package bitsandbytes",
-        current=optim or None,
-    )  # fmt: skip
+        plain = suggestions.EIGHT_BIT.reason.partition(";")[0]
+        return replace(suggestions.EIGHT_BIT, key="arguments.use_8bit_adam", value=True, reason=plain)
+    return replace(suggestions.EIGHT_BIT, current=optim or None)
 
 
 def fused_optimizer(failed: FailedJob) -> Change | None:
-    """An optimizer step without temporaries."""
     optim = failed.job.optim
     if failed.uses("fused optimizer") or failed.trace.library != "PyTorch" or optim not in ("", "adamw_torch"):
         return None
-    return Change(
-        "arguments.optim", "adamw_torch_fused",
-        "adamw_torch allocates temporaries as large as the trained parameters (torch: torch/optim/adam.py, foreach); "
-        "the fused kernel needs none",
-        "nothing: no slower, and the same result up to rounding",
-        current=optim or None,
-    )  # fmt: skip
+    return replace(suggestions.FUSED_ADAMW, current=optim or None)
 
 
 def offload(failed: FailedJob) -> Change | None:
-    """Gradients and optimizer states in RAM."""
-    if failed.uses("offload", "FSDP", "adapters") or failed.device_type not in (None, "cuda", "rocm"):
+    if failed.uses("offload", "FSDP", "adapters") or failed.message.device_type not in (None, "cuda", "rocm"):
         return None
     if failed.resumes:
         return None
@@ -231,33 +178,24 @@ def offload(failed: FailedJob) -> Change | None:
 
 
 def adapters(failed: FailedJob) -> Change | None:
-    """LoRA."""
-    if failed.uses("adapters") or failed.resumes:
-        return None
-    return Change(
-        "adapter.LoraConfig", {"target_modules": "all-linear"},
-        "gradients and optimizer states of LoRA adapters are small",
-        "a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685); the package peft",
-    )  # fmt: skip
+    return None if failed.uses("adapters") or failed.resumes else suggestions.ADAPTERS
 
 
 # The weights themselves.
 
 
-def half_weights(failed: FailedJob) -> Change | None:
-    """Weights loaded in 16 bit."""
-    if failed.uses("16-bit weights", "quantized weights"):
-        return None
-    return Change(
+half_weights = unless(
+    Change(
         "model.dtype", "bfloat16",
         "weights take 2 bytes a parameter instead of 4; transformers 5 already loads a 16-bit checkpoint in 16 bit",
         "bf16 rounding in forward and backward; weights that are trained lose small updates, so train adapters",
-    )  # fmt: skip
+    ),
+    uses=("16-bit weights", "quantized weights"),
+)  # fmt: skip
 
 
 def four_bit(failed: FailedJob) -> Change | None:
-    """Frozen weights in 4 bit, under adapters."""
-    if failed.device_type not in _FOUR_BIT or failed.argument("load_in_4bit"):
+    if failed.message.device_type not in _FOUR_BIT or failed.argument("load_in_4bit"):
         return None
     if failed.uses("quantized weights") and not failed.argument("load_in_8bit"):
         return None  # frames show bitsandbytes' weights, most likely in 4 bit
@@ -270,8 +208,7 @@ def four_bit(failed: FailedJob) -> Change | None:
 
 
 def sharded_weights(failed: FailedJob) -> Change | None:
-    """Weights split over GPUs, or in RAM where they are already."""
-    if failed.device_type == "mps":
+    if failed.message.device_type == "mps":
         return None
     if failed.uses("FSDP"):
         return Change(
@@ -300,18 +237,12 @@ def sharded_weights(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def all_on_one_gpu(failed: FailedJob) -> Change | None:
-    """No part of the model in RAM."""
-    return Change(
-        "model.device_map",
-        '{"": 0}',
-        "places all weights on one GPU, or fails with sizes if they do not fit",
-        "nothing",
-    )
+ALL_ON_ONE_GPU: Final = Change(
+    "model.device_map", '{"": 0}', "places all weights on one GPU, or fails with sizes if they do not fit", "nothing"
+)
 
 
 def smaller_model(failed: FailedJob) -> Change | None:
-    """Another model."""
     return Change(
         "model.name", "a smaller model", "these weights alone do not fit, whatever the batch size", "another model",
         current=failed.argument("model_name_or_path"),
@@ -322,8 +253,7 @@ def smaller_model(failed: FailedJob) -> Change | None:
 
 
 def old_processes(failed: FailedJob) -> Change | None:
-    """What may still hold the GPU when a training starts again."""
-    tool = tools_of(failed.device_type).processes
+    tool = tools_of(failed.message.device_type).processes
     if not tool:
         return None
     return Change(
@@ -335,7 +265,6 @@ def old_processes(failed: FailedJob) -> Change | None:
 
 
 def fresh_optimizer(failed: FailedJob) -> Change | None:
-    """The checkpoint's weights without its optimizer states, for a training that resumes."""
     if not failed.resumes:
         return None
     where = "into RAM"
@@ -349,69 +278,50 @@ def fresh_optimizer(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def best_model_later(failed: FailedJob) -> Change | None:
-    """The best checkpoint read in a process that holds no optimizer."""
-    return Change(
-        "arguments.load_best_model_at_end", False,
-        "after training, the GPU still holds optimizer and gradients; trainer.state.best_model_checkpoint names the "
-        "folder, which from_pretrained reads in a new process",
-        "the Trainer keeps the last weights, and save_total_limit no longer spares the best checkpoint",
-    )  # fmt: skip
-
-
-def new_process(failed: FailedJob) -> Change | None:
-    """What follows training, in a process that holds no optimizer."""
-    return Change(
-        "model.from_pretrained", "CHECKPOINT, in a new process",
-        "training had ended, and its process still holds optimizer, gradients and data; save, merge or evaluate in a "
-        "second script, which reads the last checkpoint",
-        "another script; the job must save a checkpoint at its last step",
-    )  # fmt: skip
+BEST_MODEL_LATER: Final = Change(
+    "arguments.load_best_model_at_end", False,
+    "after training, the GPU still holds optimizer and gradients; trainer.state.best_model_checkpoint names the "
+    "folder, which from_pretrained reads in a new process",
+    "the Trainer keeps the last weights, and save_total_limit no longer spares the best checkpoint",
+)  # fmt: skip
+NEW_PROCESS: Final = Change(
+    "model.from_pretrained", "CHECKPOINT, in a new process",
+    "training had ended, and its process still holds optimizer, gradients and data; save, merge or evaluate in a "
+    "second script, which reads the last checkpoint",
+    "another script; the job must save a checkpoint at its last step",
+)  # fmt: skip
 
 
 # Evaluation, generation, saving.
 
 
 def accumulated(failed: FailedJob) -> Change | None:
-    """Predictions moved to RAM as the evaluation goes on."""
     if failed.argument("prediction_loss_only") or failed.argument("batch_eval_metrics"):
         return None
-    current = failed.job.count("eval_accumulation_steps")
-    if current is not None and current < 2:
-        return None
-    return Change(
-        "arguments.eval_accumulation_steps", current // 2 if current is not None else 16,
+    return failed.halved(
+        "eval_accumulation_steps",
         "with compute_metrics, Trainer keeps all predictions on the GPU until the evaluation ends; this moves them to "
         "RAM earlier",
         "the evaluation waits for these copies, and RAM must hold all predictions",
-        current=current,
+        unknown=16,
     )  # fmt: skip
 
 
-def small_predictions(failed: FailedJob) -> Change | None:
-    """Predicted tokens instead of logits."""
-    shown = failed.uses("preprocess_logits_for_metrics") or failed.argument("prediction_loss_only")
-    return None if shown else SMALL_PREDICTIONS
-
-
-def batch_metrics(failed: FailedJob) -> Change | None:
-    """Metrics of each batch, so that no prediction is kept."""
-    if failed.argument("batch_eval_metrics") or failed.argument("prediction_loss_only"):
-        return None
-    return Change(
+small_predictions = unless(
+    suggestions.SMALL_PREDICTIONS, "prediction_loss_only", uses=("preprocess_logits_for_metrics",)
+)
+batch_metrics = unless(
+    Change(
         "arguments.batch_eval_metrics", True,
         "Trainer calls compute_metrics after each batch and keeps no predictions (transformers 4.42 and later)",
         "compute_metrics must take compute_result and add up its statistics",
-    )  # fmt: skip
-
-
-def only_loss(failed: FailedJob) -> Change | None:
-    """No predictions at all."""
-    return None if failed.argument("prediction_loss_only") else ONLY_LOSS
+    ),
+    "batch_eval_metrics", "prediction_loss_only",
+)  # fmt: skip
+only_loss = unless(suggestions.ONLY_LOSS, "prediction_loss_only")
 
 
 def vllm_share(failed: FailedJob) -> Change | None:
-    """Less for vLLM in the same process."""
     if not failed.uses("vLLM"):
         return None
     return Change(
@@ -424,7 +334,6 @@ def vllm_share(failed: FailedJob) -> Change | None:
 
 
 def vllm_server(failed: FailedJob) -> Change | None:
-    """vLLM on other GPUs."""
     mode = failed.argument("vllm_mode")
     if mode == "server":
         return None
@@ -437,7 +346,6 @@ def vllm_server(failed: FailedJob) -> Change | None:
 
 
 def vllm_split(failed: FailedJob) -> Change | None:
-    """vLLM's weights and cache over several GPUs."""
     current = failed.job.count("vllm_tensor_parallel_size")
     return Change(
         "arguments.vllm_tensor_parallel_size", 2 if current is None else 2 * current,
@@ -448,21 +356,16 @@ def vllm_split(failed: FailedJob) -> Change | None:
 
 
 def generated_length(failed: FailedJob) -> Change | None:
-    """Shorter answers."""
     name = "max_completion_length" if failed.uses("trl") else "generation_max_length"
-    current = failed.job.count(name)
-    return Change(
-        f"arguments.{name}", current // 2 if current is not None else "smaller",
-        "the KV cache grows with every generated token, and with generation_num_beams",
-        "longer answers are truncated",
-        current=current,
+    return failed.halved(
+        name, "the KV cache grows with every generated token, and with generation_num_beams",
+        "longer answers are truncated", unknown="smaller",
     )  # fmt: skip
 
 
 def saved_shards(failed: FailedJob) -> Change | None:
-    """Shards instead of the whole model's weights, put together for one file."""
     if failed.trace.library == "DeepSpeed" or failed.uses("ZeRO-3"):
-        return SHARDS_SAVED
+        return suggestions.SHARDS_SAVED
     if failed.trace.library != "FSDP" and not failed.uses("FSDP"):
         return None
     return Change(
@@ -473,22 +376,11 @@ def saved_shards(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def only_model(failed: FailedJob) -> Change | None:
-    """A checkpoint without optimizer states."""
-    if failed.argument("save_only_model"):
-        return None
-    return Change(
-        "arguments.save_only_model", True,
-        "a save then gathers no optimizer states",
-        "training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
-    )  # fmt: skip
+only_model = unless(suggestions.ONLY_MODEL, "save_only_model")
 
-
-def merge_later(failed: FailedJob) -> Change | None:
-    """Adapters merged in RAM."""
-    return Change(
-        "model.merge_and_unload", "in RAM, after training",
-        "the GPU also holds optimizer and gradients. Save the adapters alone (trainer.save_model), then load the base "
-        "model with device_map='cpu' in a new process and merge there",
-        "RAM for the whole model, and minutes",
-    )  # fmt: skip
+MERGE_LATER: Final = Change(
+    "model.merge_and_unload", "in RAM, after training",
+    "the GPU also holds optimizer and gradients. Save the adapters alone (trainer.save_model), then load the base "
+    "model with device_map='cpu' in a new process and merge there",
+    "RAM for the whole model, and minutes",
+)  # fmt: skip

@@ -27,52 +27,59 @@ Cause = Literal[
 
 
 Answer = tuple[Cause, str, tuple[Remedy, ...]]
+_Answers = Callable[[OomMessage], Answer]
 
 AFTER_AN_ASSERTION: Final = ("cublas-alloc", "cublas-handle", "cuda-raw", "cudnn-alloc", "cudnn-algorithm", "nccl")
 """Forms that also follow a failed assertion in a kernel: every later call on the device then fails, in any words."""
 
 
-_LIMIT: Final = Remedy(
-    "command", "a larger memory limit", True, "docker --memory, Slurm --mem, Kubernetes limits.memory"
-)
+_LIMIT: Final = Remedy("command", "a larger memory limit", "docker --memory, Slurm --mem, Kubernetes limits.memory")
 _RAM_CHECK: Final = Remedy(
-    "command", "dmesg -T | grep -i 'killed process'", True,
+    "command", "dmesg -T | grep -i 'killed process'",
     "shows whether RAM ran out; in a container, run it on the host; on macOS, type log show --predicate 'eventMessage "
     "contains \"jetsam\"' --last 1h",
 )  # fmt: skip
-_INDEX_CHECK: Final = Remedy(
-    "environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel if an index was out of range"
-)
+_INDEX_CHECK: Final = Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", "names the kernel if an index was out of range")
+_GROWTH: Final = Remedy("environment.TF_FORCE_GPU_ALLOW_GROWTH", "true", "TensorFlow then allocates memory as needed")
+_BATCH: Final = "arguments.per_device_train_batch_size"
+_VLLM_SHARE: Final = "vLLM gpu_memory_utilization"
+_MORE_SHM: Final = "docker run --shm-size 8g (or --ipc host)"
 
 
 def _room(message: OomMessage) -> tuple[Remedy, ...]:
     """What makes PyTorch leave memory to others; a smaller job does too."""
     tools = tools_of(message.device_type)
-    if not tools.fraction:
-        return ()
-    return (
-        Remedy(
-            f"{tools.module}.set_per_process_memory_fraction", "below 1", True,
-            "caps PyTorch, which then raises its own error, with sizes, instead of this one",
-        ),
-    )  # fmt: skip
+    why = "caps PyTorch, which then raises its own error, with sizes, instead of this one"
+    return (Remedy(f"{tools.module}.set_per_process_memory_fraction", "below 1", why),) if tools.fraction else ()
 
 
 def _processes(message: OomMessage) -> tuple[Remedy, ...]:
     command = tools_of(message.device_type).processes
-    return (Remedy("command", command, True, "lists the processes on the GPU"),) if command else ()
+    return (Remedy("command", command, "lists the processes on the GPU"),) if command else ()
 
 
-def _library(who: str) -> Callable[[OomMessage], Answer]:
+def _always(cause: Cause, why: str, *settings: Remedy) -> _Answers:
+    return lambda message: (cause, why, settings)
+
+
+def _sized(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str = "") -> _Answers:
+    """An answer in which `{}` is the sentence `asked` with the requested size, or `unknown` without one."""
+
     def answer(message: OomMessage) -> Answer:
-        asked = f" It requested {show(message.requested_bytes)}." if message.requested_bytes else ""
-        why = (
-            f"The GPU was full when {who} allocated memory outside PyTorch's allocator.{asked} PyTorch does not "
-            "release its cache for such requests, so they can fail long before PyTorch itself runs out."
-        )
-        return "context and libraries", why, _room(message)
+        size = message.requested_bytes
+        return cause, why.format(asked.format(show(size)) if size else unknown), settings
 
     return answer
+
+
+def _library(who: str) -> _Answers:
+    why = _sized(
+        "context and libraries",
+        f"The GPU was full when {who} allocated memory outside PyTorch's allocator.{{}} PyTorch does not release its "
+        "cache for such requests, so they can fail long before PyTorch itself runs out.",
+        " It requested {}.",
+    )
+    return lambda message: (*why(message)[:2], _room(message))
 
 
 def _cuda(message: OomMessage) -> Answer:
@@ -85,18 +92,6 @@ def _cuda(message: OomMessage) -> Answer:
 
 
 _DRIVERS: Final = {"rocm": "ROCm", "xpu": "Intel", "npu": "Ascend", "mlu": "Cambricon", "musa": "MUSA"}
-
-
-def _driver(message: OomMessage) -> Answer:
-    why = (
-        "The driver refused a virtual memory call, which PyTorch uses only for expandable segments. Either the GPU "
-        "was full, or the platform does not support these calls (WSL2, Jetson). The text has no sizes."
-    )
-    off = Remedy(
-        "environment.PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", True,
-        "if nvidia-smi shows free memory: the job then runs, or fails with PyTorch's own message, which has sizes",
-    )  # fmt: skip
-    return "unknown", why, (off,)
 
 
 def _cublas(message: OomMessage) -> Answer:
@@ -121,9 +116,9 @@ def wrong_index(assertion: str) -> Answer:
     fix = "num_labels" if classes else "model.resize_token_embeddings"
     value = "at least the largest label + 1; -100 for labels to ignore" if classes else "len(tokenizer)"
     return "index out of range", why, (
-        Remedy(fix, value, True, "or correct the data: print the largest index of a batch before the model sees it"),
+        Remedy(fix, value, "or correct the data: print the largest index of a batch before the model sees it"),
         _INDEX_CHECK,
-        Remedy("arguments.per_device_train_batch_size", "smaller", False, "memory is not the cause"),
+        Remedy(_BATCH, "smaller", "memory is not the cause", helps=False),
     )  # fmt: skip
 
 
@@ -135,17 +130,6 @@ def _cudnn_algorithm(message: OomMessage) -> Answer:
     return "unknown", why, _room(message)
 
 
-def _launch(message: OomMessage) -> Answer:
-    why = (
-        "bitsandbytes launched a kernel with a grid that CUDA does not allow. No memory ran out: a tensor has 2**31 "
-        "elements or more, a tensor is empty, or bitsandbytes was built for another GPU."
-    )
-    return "kernel resources", why, (
-        Remedy("arguments.per_device_train_batch_size", "smaller", True, "if a tensor is that large"),
-        Remedy("command", "pip install -U bitsandbytes", True, "newer versions support larger tensors and newer GPUs"),
-    )  # fmt: skip
-
-
 def _triton(message: OomMessage) -> Answer:
     need = ""
     if message.requested_bytes is not None and message.limit_bytes is not None:
@@ -155,9 +139,9 @@ def _triton(message: OomMessage) -> Answer:
         "did not run out, and a smaller batch does not help."
     )
     return "kernel resources", why, (
-        Remedy("kernel", "smaller block sizes, or num_stages=1", True, "both reduce the shared memory of a block"),
-        Remedy("command", "pip install -U torch", True, "newer versions choose blocks that fit more GPUs"),
-        Remedy("arguments.per_device_train_batch_size", "smaller", False, "the block size does not depend on it"),
+        Remedy("kernel", "smaller block sizes, or num_stages=1", "both reduce the shared memory of a block"),
+        Remedy("command", "pip install -U torch", "newer versions choose blocks that fit more GPUs"),
+        Remedy(_BATCH, "smaller", "the block size does not depend on it", helps=False),
     )  # fmt: skip
 
 
@@ -166,60 +150,26 @@ _TINY: Final = 1 << 20
 
 
 def _host_allocation(message: OomMessage) -> Answer:
-    if message.requested_bytes is not None and message.requested_bytes < _TINY:
-        return _tiny_allocation(message.requested_bytes)
-    asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
-    why = f"Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{asked}"
-    return "host memory", why, ()
+    tiny = message.requested_bytes is not None and message.requested_bytes < _TINY
+    return (_REFUSED if tiny else _RAM_IS_FULL)(message)
 
 
-def _tiny_allocation(requested: int) -> Answer:
-    why = (
-        f"The system refused {show(requested)} of host RAM. For so small a request, a limit of the process is more "
-        "likely than full RAM: its number of memory maps (each tensor that data loader workers share is one), or its "
-        "address space. This is not a GPU memory error."
-    )
-    return "host memory", why, (
-        Remedy("command", "sudo sysctl -w vm.max_map_count=1048576", True,
-                "raises the number of memory maps of a process (65530 by default); in a container, on the host"),
-        Remedy("command", "ulimit -v unlimited", True, "lifts a limit of the address space; `ulimit -v` prints it"),
-    )  # fmt: skip
-
-
-def _pinned(message: OomMessage) -> Answer:
-    why = (
-        "CUDA could not allocate page-locked host RAM. The text names CUDA, but this is not a GPU memory error: RAM "
-        "is full, or too much of it is already locked. WSL2 allows little of it."
-    )
-    return "host memory", why, ()
-
-
-def _managed(message: OomMessage) -> Answer:
-    why = (
-        "bitsandbytes could not allocate managed memory for the states of a paged optimizer (cudaMallocManaged). On "
-        "WSL2 and Windows this fails even if the GPU is empty; on Linux, GPU and RAM are full."
-    )
-    return "host memory", why, ()
-
-
-def _mlock(message: OomMessage) -> Answer:
-    asked = f"{show(message.requested_bytes)} " if message.requested_bytes else "its swap buffers "
-    why = f"DeepSpeed could not lock {asked}in RAM: the limit for locked memory is lower. The GPU is not the problem."
-    return "host memory", why, (
-        Remedy("command", "ulimit -l unlimited", True, "in a container, use docker run --ulimit memlock=-1"),
-        Remedy("aio", "fewer or smaller buffers", True, "`memkit ds copy` computes them for this machine"),
-    )  # fmt: skip
-
-
-def _buffers(message: OomMessage) -> Answer:
-    why = (
-        "DeepSpeed's swap buffers are too few or too small for the tensors it moves to NVMe. They are page-locked "
-        "RAM; the DeepSpeed JSON sets their size. The GPU is not the problem."
-    )
-    return "host memory", why, (
-        Remedy("offload_param.buffer_count, buffer_size", "larger", True,
-                "`memkit ds copy NAME --model MODEL` computes them from the largest parameter"),
-    )  # fmt: skip
+_RAM_IS_FULL: Final = _sized(
+    "host memory",
+    "Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{}",
+    " The request was {}.",
+)
+_REFUSED: Final = _sized(
+    "host memory",
+    "The system refused {} of host RAM. For so small a request, a limit of the process is more likely than full RAM: "
+    "its number of memory maps (each tensor that data loader workers share is one), or its address space. This is not "
+    "a GPU memory error.",
+    "{}",
+    Remedy("command", "sudo sysctl -w vm.max_map_count=1048576",
+           "raises the number of memory maps of a process (65530 by default); in a container, on the host"),
+    Remedy("command", "ulimit -v unlimited", "lifts a limit of the address space; `ulimit -v` prints it"),
+    unknown="0 bytes",
+)  # fmt: skip
 
 
 def _kernel_kill(message: OomMessage) -> Answer:
@@ -241,61 +191,6 @@ def _sigkill(message: OomMessage) -> Answer:
     return "host memory", why, (_RAM_CHECK,)
 
 
-def _shared(message: OomMessage) -> Answer:
-    asked = f" for {show(message.requested_bytes)}" if message.requested_bytes else ""
-    why = (
-        f"/dev/shm has no room{asked}. Data loader workers and NCCL pass data through this folder in RAM; a container "
-        "has 64 MB of it by default. The GPU is not the problem."
-    )
-    return "shared memory", why, (
-        Remedy("command", "docker run --shm-size 8g (or --ipc host)", True,
-                "Kubernetes: an emptyDir of medium Memory at /dev/shm; without a container: mount -o "
-                "remount,size=8g /dev/shm"),
-    )  # fmt: skip
-
-
-def _batch_search(message: OomMessage) -> Answer:
-    why = (
-        "auto_find_batch_size reduced the batch to zero: one sample does not fit, or the training batch is not the "
-        "cause (an evaluation, a save, RAM). The first out-of-memory message above it in the log has the sizes."
-    )
-    return "unknown", why, (
-        Remedy("arguments.auto_find_batch_size", "False", True, "the job then stops at the first error and prints it"),
-    )  # fmt: skip
-
-
-_GROWTH: Final = Remedy(
-    "environment.TF_FORCE_GPU_ALLOW_GROWTH", "true", True, "TensorFlow then allocates memory as needed"
-)
-
-
-def _tensorflow(message: OomMessage) -> Answer:
-    asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
-    why = (
-        f"TensorFlow, not PyTorch, ran out of GPU memory.{asked} TensorFlow reserves nearly the whole GPU at start, "
-        "which leaves little for other libraries."
-    )
-    return "size", why, (
-        _GROWTH,
-        Remedy("environment.TF_GPU_ALLOCATOR", "cuda_malloc_async", True, "if its memory is fragmented"),
-    )  # fmt: skip
-
-
-def _xla(message: OomMessage) -> Answer:
-    asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
-    why = (
-        f"JAX or TensorFlow, not PyTorch, ran out of GPU memory.{asked} Each reserves most of the GPU at start (JAX "
-        "75 %), which leaves little for other libraries."
-    )
-    return "size", why, (
-        Remedy("environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True, "JAX then allocates memory as needed"),
-        _GROWTH,
-    )  # fmt: skip
-
-
-_VLLM_SHARE: Final = "vLLM gpu_memory_utilization"
-
-
 def _vllm_start(message: OomMessage) -> Answer:
     free, capacity, wanted = message.free_bytes, message.capacity_bytes, message.requested_bytes
     asked = f"{show(wanted)}, its share of the GPU," if wanted else "its share of the GPU"
@@ -306,9 +201,9 @@ def _vllm_start(message: OomMessage) -> Answer:
     )
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
     return "cap", why, (
-        Remedy(_VLLM_SHARE, share, True, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
-        Remedy("command", tools_of(message.device_type).processes or "nvidia-smi", True,
-                "lists the other processes on the GPU; if an earlier engine is still stopping, wait"),
+        Remedy(_VLLM_SHARE, share, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
+        Remedy("command", tools_of(message.device_type).processes or "nvidia-smi",
+               "lists the other processes on the GPU; if an earlier engine is still stopping, wait"),
     )  # fmt: skip
 
 
@@ -322,99 +217,14 @@ def _vllm_cache(message: OomMessage) -> Answer:
         f"CUDA graphs use most of it.{sizes}"
     )
     return "cap", why, (
-        Remedy("vLLM max_model_len", "smaller", True,
-                "the cache must hold one request of this length (trl: vllm_max_model_length)"),
-        Remedy(_VLLM_SHARE, "larger", True,
-                "if nothing else needs the GPU; a model in training gets less memory (trl: "
-                "vllm_gpu_memory_utilization, with vllm_enable_sleep_mode=True)"),
-        Remedy("vLLM enforce_eager", "True", True, "saves the memory of CUDA graphs; slower"),
-        Remedy("vLLM tensor_parallel_size", "more GPUs", True, "splits weights and cache over the GPUs"),
+        Remedy("vLLM max_model_len", "smaller",
+               "the cache must hold one request of this length (trl: vllm_max_model_length)"),
+        Remedy(_VLLM_SHARE, "larger",
+               "if nothing else needs the GPU; a model in training gets less memory (trl: "
+               "vllm_gpu_memory_utilization, with vllm_enable_sleep_mode=True)"),
+        Remedy("vLLM enforce_eager", "True", "saves the memory of CUDA graphs; slower"),
+        Remedy("vLLM tensor_parallel_size", "more GPUs", "splits weights and cache over the GPUs"),
     )  # fmt: skip
-
-
-def _metal_buffer(message: OomMessage) -> Answer:
-    asked = show(message.requested_bytes) if message.requested_bytes else "that size"
-    return "size", f"One tensor is larger than this Mac allows: Metal cannot create a single buffer of {asked}.", ()
-
-
-def _nvml(message: OomMessage) -> Answer:
-    why = (
-        "PyTorch ran out of GPU memory, and failed to write the sizes into its error because NVML does not work here "
-        "(a virtual GPU, MIG, Jetson, gVisor). This is no bug of PyTorch."
-    )
-    return "size", why, ()
-
-
-def _no_size(message: OomMessage) -> Answer:
-    why = (
-        "The requested size is negative or larger than any machine's memory. Memory did not run out: a shape or a "
-        "length is wrong, as after a collective operation that failed (an NCCL timeout), or the library has a bug. A "
-        "smaller batch does not help."
-    )
-    return "corrupt size", why, (
-        Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "the traceback then ends at the wrong operation"),
-        Remedy("arguments.per_device_train_batch_size", "smaller", False, "the size does not come from the batch"),
-    )  # fmt: skip
-
-
-def _vllm_wake(message: OomMessage) -> Answer:
-    why = (
-        "vLLM woke from sleep mode and could not take back its share of the GPU: training, or another process, holds "
-        "too much of it."
-    )
-    share = Remedy(_VLLM_SHARE, "smaller", True, "leaves more to training (trl: vllm_gpu_memory_utilization)")
-    return "cap", why, (share,)
-
-
-def _dispatched(message: OomMessage) -> Answer:
-    why = (
-        "The weights do not fit the free GPU memory, so that part of the model was placed in RAM or on disk, which "
-        "cannot be trained this way."
-    )
-    return "size", why, ()
-
-
-def _tpu(message: OomMessage) -> Answer:
-    why = (
-        "The accelerator's memory (HBM) ran out in a program of XLA (PyTorch/XLA or JAX). XLA plans the whole step at "
-        "once, so that settings of an allocator do not help."
-    )
-    return "size", why, (Remedy("FSDP (SPMD)", "on", True, "splits weights and optimizer states over the chips"),)
-
-
-def _neuron(message: OomMessage) -> Answer:
-    why = (
-        "The memory of a NeuronCore ran out. The whole step is compiled, so that settings of an allocator do not help."
-    )
-    return "size", why, (
-        Remedy("arguments.tensor_parallel_size", "larger", True, "splits weights and states over NeuronCores"),
-    )  # fmt: skip
-
-
-def _windows_commit(message: OomMessage) -> Answer:
-    why = (
-        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error. A file of "
-        "weights counts with its whole size, and each data loader worker loads the CUDA libraries again."
-    )
-    return "host memory", why, (
-        Remedy("command", "a larger paging file", True, "System > Advanced > Performance > Virtual memory"),
-    )  # fmt: skip
-
-
-def _pool(message: OomMessage) -> Answer:
-    why = "A worker process that prepares data ended without an error, most likely because host RAM ran out."
-    return "host memory", why, ()
-
-
-def _worker_exited(message: OomMessage) -> Answer:
-    why = (
-        "A data loader worker ended without an error, most likely because host RAM ran out, or /dev/shm in a "
-        "container. With no workers, the job prints the worker's own error if it has one."
-    )
-    shared = Remedy(
-        "command", "docker run --shm-size 8g (or --ipc host)", True, "in a container: more room in /dev/shm"
-    )
-    return "host memory", why, (shared,)
 
 
 def _node(message: OomMessage) -> Answer:
@@ -431,32 +241,9 @@ def _evicted(message: OomMessage) -> Answer:
         "more than they request are ended first. This is not a GPU memory error."
     )
     return "host memory", why, (
-        Remedy("resources.requests.memory", "what the job uses, equal to limits.memory", True,
-                "the pod then starts only where so much RAM is free, and is ended last"),
+        Remedy("resources.requests.memory", "what the job uses, equal to limits.memory",
+               "the pod then starts only where so much RAM is free, and is ended last"),
     )  # fmt: skip
-
-
-def _evicted_for_disk(message: OomMessage) -> Answer:
-    why = (
-        "The node's disk is full, or the pod wrote more than it may: checkpoints, caches and logs that lie on no "
-        "volume count. Neither the GPU nor RAM is the problem."
-    )
-    return "disk", why, (
-        Remedy("command", "a volume for output_dir and HF_HOME", True,
-                "or a larger resources.limits of ephemeral-storage, or sizeLimit of an emptyDir"),
-    )  # fmt: skip
-
-
-def _compiler(message: OomMessage) -> Answer:
-    why = (
-        "Host RAM ran out while a package compiled its CUDA code: one compiler runs per CPU core, and each needs "
-        "several GB. The training had not started."
-    )
-    return (
-        "host memory",
-        why,
-        (Remedy("environment.MAX_JOBS", "2", True, "compilers at a time, for pip install and DeepSpeed's operators"),),
-    )
 
 
 def _unsloth_loss(message: OomMessage) -> Answer:
@@ -466,8 +253,8 @@ def _unsloth_loss(message: OomMessage) -> Answer:
     )
     return "size", why, (
         *_processes(message),
-        Remedy("environment.UNSLOTH_CE_LOSS_TARGET_GB", "1", True,
-                "a fixed size of the chunks; PyTorch then uses its cache, or prints an error with sizes"),
+        Remedy("environment.UNSLOTH_CE_LOSS_TARGET_GB", "1",
+               "a fixed size of the chunks; PyTorch then uses its cache, or prints an error with sizes"),
     )  # fmt: skip
 
 
@@ -477,78 +264,196 @@ def _notebook(message: OomMessage) -> Answer:
         f"The notebook's kernel ended{'' if sure else ', most likely'} because host RAM ran out. This is not a GPU "
         "memory error."
     )
-    more = Remedy("command", "a runtime with more RAM", True, "Colab: Runtime > Change runtime type > High-RAM")
+    more = Remedy("command", "a runtime with more RAM", "Colab: Runtime > Change runtime type > High-RAM")
     return "host memory", why, (more,)
 
 
-def _disk(message: OomMessage) -> Answer:
-    why = "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem."
-    check = Remedy("command", "df -h", True, "shows which disk is full: the output folder's, HF_HOME's or /tmp")
-    return "disk", why, (check,)
+_SHARED: Final = _sized(
+    "shared memory",
+    "/dev/shm has no room{}. Data loader workers and NCCL pass data through this folder in RAM; a container has 64 MB "
+    "of it by default. The GPU is not the problem.",
+    " for {}",
+    Remedy("command", _MORE_SHM,
+           "Kubernetes: an emptyDir of medium Memory at /dev/shm; without a container: mount -o remount,size=8g "
+           "/dev/shm"),
+)  # fmt: skip
+_BUFFERS: Final = _always(
+    "host memory",
+    "DeepSpeed's swap buffers are too few or too small for the tensors it moves to NVMe. They are page-locked RAM; "
+    "the DeepSpeed JSON sets their size. The GPU is not the problem.",
+    Remedy("offload_param.buffer_count, buffer_size", "larger",
+           "`memkit ds copy NAME --model MODEL` computes them from the largest parameter"),
+)  # fmt: skip
 
-
-ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
-    "torch-mps-buffer": _metal_buffer,
+ANSWERS: Final[Mapping[str, _Answers]] = {
+    "torch-mps-buffer": _sized(
+        "size", "One tensor is larger than this Mac allows: Metal cannot create a single buffer of {}.", "{}",
+        unknown="that size",
+    ),
     "cuda-raw": _cuda,
-    "cuda-driver": _driver,
+    "cuda-driver": _always(
+        "unknown",
+        "The driver refused a virtual memory call, which PyTorch uses only for expandable segments. Either the GPU "
+        "was full, or the platform does not support these calls (WSL2, Jetson). The text has no sizes.",
+        Remedy("environment.PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False",
+               "if nvidia-smi shows free memory: the job then runs, or fails with PyTorch's own message, which has "
+               "sizes"),
+    ),
     "level-zero": _library("Intel's runtime"),
     "hpu": _library("Habana's runtime"),
     "bitsandbytes": _library("bitsandbytes"),
-    "bitsandbytes-managed": _managed,
-    "bitsandbytes-launch": _launch,
+    "bitsandbytes-managed": _always(
+        "host memory",
+        "bitsandbytes could not allocate managed memory for the states of a paged optimizer (cudaMallocManaged). On "
+        "WSL2 and Windows this fails even if the GPU is empty; on Linux, GPU and RAM are full.",
+    ),
+    "bitsandbytes-launch": _always(
+        "kernel resources",
+        "bitsandbytes launched a kernel with a grid that CUDA does not allow. No memory ran out: a tensor has 2**31 "
+        "elements or more, a tensor is empty, or bitsandbytes was built for another GPU.",
+        Remedy(_BATCH, "smaller", "if a tensor is that large"),
+        Remedy("command", "pip install -U bitsandbytes", "newer versions support larger tensors and newer GPUs"),
+    ),
     "cublas-alloc": _cublas,
     "cublas-handle": _cublas,
     "cudnn-alloc": _library("cuDNN"),
     "cudnn-algorithm": _cudnn_algorithm,
     "nccl": _library("NCCL"),
-    "nccl-shm": _shared,
+    "nccl-shm": _SHARED,
     "triton": _triton,
-    "deepspeed-buffers": _buffers,
-    "deepspeed-buffer-size": _buffers,
-    "deepspeed-mlock": _mlock,
-    "pinned": _pinned,
+    "deepspeed-buffers": _BUFFERS,
+    "deepspeed-buffer-size": _BUFFERS,
+    "deepspeed-mlock": _sized(
+        "host memory",
+        "DeepSpeed could not lock {} in RAM: the limit for locked memory is lower. The GPU is not the problem.", "{}",
+        Remedy("command", "ulimit -l unlimited", "in a container, use docker run --ulimit memlock=-1"),
+        Remedy("aio", "fewer or smaller buffers", "`memkit ds copy` computes them for this machine"),
+        unknown="its swap buffers",
+    ),
+    "pinned": _always(
+        "host memory",
+        "CUDA could not allocate page-locked host RAM. The text names CUDA, but this is not a GPU memory error: RAM "
+        "is full, or too much of it is already locked. WSL2 allows little of it.",
+    ),
     "torch-cpu": _host_allocation,
     "numpy": _host_allocation,
     "memory-error": _host_allocation,
     "mmap": _host_allocation,
-    "torch-shm": _shared,
-    "dataloader-shm": _shared,
+    "torch-shm": _SHARED,
+    "dataloader-shm": _SHARED,
     "dataloader-killed": _sigkill,
-    "dataloader-exited": _worker_exited,
+    "dataloader-exited": _always(
+        "host memory",
+        "A data loader worker ended without an error, most likely because host RAM ran out, or /dev/shm in a "
+        "container. With no workers, the job prints the worker's own error if it has one.",
+        Remedy("command", _MORE_SHM, "in a container: more room in /dev/shm"),
+    ),
     "linux-memcg": _kernel_kill,
     "linux-oom": _kernel_kill,
     "slurm": _kernel_kill,
     "kubernetes": _kernel_kill,
     "kubernetes-node": _evicted,
-    "kubernetes-disk": _evicted_for_disk,
-    "compiler-killed": _compiler,
+    "kubernetes-disk": _always(
+        "disk",
+        "The node's disk is full, or the pod wrote more than it may: checkpoints, caches and logs that lie on no "
+        "volume count. Neither the GPU nor RAM is the problem.",
+        Remedy("command", "a volume for output_dir and HF_HOME",
+               "or a larger resources.limits of ephemeral-storage, or sizeLimit of an emptyDir"),
+    ),
+    "compiler-killed": _always(
+        "host memory",
+        "Host RAM ran out while a package compiled its CUDA code: one compiler runs per CPU core, and each needs "
+        "several GB. The training had not started.",
+        Remedy("environment.MAX_JOBS", "2", "compilers at a time, for pip install and DeepSpeed's operators"),
+    ),
     "hsa": _library("ROCm's runtime"),
-    "neuron": _neuron,
+    "neuron": _always(
+        "size",
+        "The memory of a NeuronCore ran out. The whole step is compiled, so that settings of an allocator do not "
+        "help.",
+        Remedy("arguments.tensor_parallel_size", "larger", "splits weights and states over NeuronCores"),
+    ),
     "unsloth-loss": _unsloth_loss,
     "sigkill": _sigkill,
-    "accelerate-batch": _batch_search,
-    "tensorflow": _tensorflow,
+    "accelerate-batch": _always(
+        "unknown",
+        "auto_find_batch_size reduced the batch to zero: one sample does not fit, or the training batch is not the "
+        "cause (an evaluation, a save, RAM). The first out-of-memory message above it in the log has the sizes.",
+        Remedy("arguments.auto_find_batch_size", "False", "the job then stops at the first error and prints it"),
+    ),
+    "tensorflow": _sized(
+        "size",
+        "TensorFlow, not PyTorch, ran out of GPU memory.{} TensorFlow reserves nearly the whole GPU at start, which "
+        "leaves little for other libraries.",
+        " The request was {}.",
+        _GROWTH,
+        Remedy("environment.TF_GPU_ALLOCATOR", "cuda_malloc_async", "if its memory is fragmented"),
+    ),
     "vllm-cache": _vllm_cache,
     "vllm-start": _vllm_start,
-    "xla": _xla,
-    "xla-tpu": _tpu,
+    "xla": _sized(
+        "size",
+        "JAX or TensorFlow, not PyTorch, ran out of GPU memory.{} Each reserves most of the GPU at start (JAX 75 %), "
+        "which leaves little for other libraries.",
+        " The request was {}.",
+        Remedy("environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", "JAX then allocates memory as needed"),
+        _GROWTH,
+    ),
+    "xla-tpu": _always(
+        "size",
+        "The accelerator's memory (HBM) ran out in a program of XLA (PyTorch/XLA or JAX). XLA plans the whole step at "
+        "once, so that settings of an allocator do not help.",
+        Remedy("FSDP (SPMD)", "on", "splits weights and optimizer states over the chips"),
+    ),
     "metal": _library("Metal"),
-    "no-size": _no_size,
-    "torch-nvml": _nvml,
-    "vllm-wake": _vllm_wake,
-    "dispatched": _dispatched,
+    "no-size": _always(
+        "corrupt size",
+        "The requested size is negative or larger than any machine's memory. Memory did not run out: a shape or a "
+        "length is wrong, as after a collective operation that failed (an NCCL timeout), or the library has a bug. A "
+        "smaller batch does not help.",
+        Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", "the traceback then ends at the wrong operation"),
+        Remedy(_BATCH, "smaller", "the size does not come from the batch", helps=False),
+    ),
+    "torch-nvml": _always(
+        "size",
+        "PyTorch ran out of GPU memory, and failed to write the sizes into its error because NVML does not work here "
+        "(a virtual GPU, MIG, Jetson, gVisor). This is no bug of PyTorch.",
+    ),
+    "vllm-wake": _always(
+        "cap",
+        "vLLM woke from sleep mode and could not take back its share of the GPU: training, or another process, holds "
+        "too much of it.",
+        Remedy(_VLLM_SHARE, "smaller", "leaves more to training (trl: vllm_gpu_memory_utilization)"),
+    ),
+    "dispatched": _always(
+        "size",
+        "The weights do not fit the free GPU memory, so that part of the model was placed in RAM or on disk, which "
+        "cannot be trained this way.",
+    ),
     "cann": _library("Ascend's runtime"),
     "device-other": _library("a library"),
     "host-other": _host_allocation,
     "allocator": _host_allocation,
-    "windows-commit": _windows_commit,
-    "pool-killed": _pool,
-    "sigbus": _shared,
+    "windows-commit": _always(
+        "host memory",
+        "Windows' commit limit (RAM and paging file together) is reached. This is not a GPU memory error. A file of "
+        "weights counts with its whole size, and each data loader worker loads the CUDA libraries again.",
+        Remedy("command", "a larger paging file", "System > Advanced > Performance > Virtual memory"),
+    ),
+    "pool-killed": _always(
+        "host memory",
+        "A worker process that prepares data ended without an error, most likely because host RAM ran out.",
+    ),
+    "sigbus": _SHARED,
     "ray": _node,
     "dask": _node,
     "oom-daemon": _kernel_kill,
     "job-limit": _node,
     "notebook": _notebook,
-    "disk": _disk,
-}
-"""By form. The other forms have sizes, from which `verdict` computes the cause."""
+    "disk": _always(
+        "disk",
+        "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem.",
+        Remedy("command", "df -h", "shows which disk is full: the output folder's, HF_HOME's or /tmp"),
+    ),
+}  # fmt: skip
+"""By form. The other forms have sizes, from which `cause` computes the cause."""

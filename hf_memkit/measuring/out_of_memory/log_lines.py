@@ -73,14 +73,8 @@ _WRITER: Final = re.compile(
 
 @dataclass(eq=False)
 class LogLine:
-    """One line, or one piece of a long one.
-
-    Attributes:
-        number: as an editor counts, from 1.
-        raw: as it stands in the log.
-        fresh: heads that begin before this column have been seen in the piece before.
-        cut: heads that begin behind this column are left to the next piece; None for the last piece.
-    """
+    """One line, or one piece of a long one; `number` counts from 1. Heads that begin before column `fresh` have been
+    seen in the piece before; those behind `cut` (None: the last piece) are left to the next."""
 
     number: int
     raw: str

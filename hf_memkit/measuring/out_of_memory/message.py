@@ -27,25 +27,20 @@ class OomMessage:
     """One out-of-memory message. Sizes are bytes; None if the text does not give them.
 
     Attributes:
-        form: which known form it has (`hf_memkit.measuring.out_of_memory.patterns`).
-        library: who wrote it, such as `"PyTorch"` or `"Linux"`.
-        memory: which memory ran out.
+        form: which known form it has (`patterns.py`).
         device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu`, `neuron`; None if unknown or not
             device memory.
         device: index of the GPU.
-        requested_bytes: size of the allocation that failed.
-        capacity_bytes: total memory of the GPU.
-        free_bytes: free memory of the GPU, as the driver reports it.
-        allocated_bytes: memory of PyTorch's tensors, private pools included.
-        reserved_bytes: memory that PyTorch has from the driver: allocated and cached.
+        free_bytes: as the driver reports it.
+        allocated_bytes: PyTorch's tensors, private pools included.
+        reserved_bytes: what PyTorch has from the driver: allocated and cached.
         allowed_bytes: the cap (`set_per_process_memory_fraction`, MPS's high watermark).
         private_pools_bytes: part of the allocated memory that only CUDA graphs may use.
-        process_bytes: total of this process on the GPU, the CUDA context included.
+        process_bytes: all of this process on the GPU, the CUDA context included.
         other_bytes: MPS: memory of this process outside PyTorch's allocator.
         processes: the other processes that NVML lists.
         limit_bytes: kernel: the hardware limit; DeepSpeed: the size of one buffer.
-        pid, process_name: the process that was killed.
-        resident_bytes: host RAM of that process.
+        pid, process_name, resident_bytes: the process that was killed, and its host RAM.
         used_bytes, total_bytes: host RAM in use, and how much there is or the job may use.
         in_cgroup: True for the limit of a container or job, False for the machine's.
         variable: the allocator's environment variable, as this version of torch names it.
@@ -83,6 +78,11 @@ class OomMessage:
         if self.reserved_bytes is None or self.allocated_bytes is None:
             return None
         return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """The cap of the process, or the total of the GPU."""
+        return self.allowed_bytes or self.capacity_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The fields that the text gives; the others are absent."""

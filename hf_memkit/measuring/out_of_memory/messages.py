@@ -122,10 +122,7 @@ def most_telling(found: list[FoundMessage]) -> FoundMessage | None:
 
 
 def find_messages(log: str | TextIO) -> list[FoundMessage]:
-    """Every out-of-memory message in `log` (a text, or a file opened with `newline=""`), in order of first occurrence.
-
-    Takes linear time and bounded memory.
-    """
+    """Every out-of-memory message in `log`, in order of first occurrence, in linear time and bounded memory."""
     kept: dict[tuple[Any, ...], list[FoundMessage]] = {}
     for message, line, rank, trace_there in _scan(log):
         same = kept.setdefault(_numbers(message), [])
@@ -170,7 +167,7 @@ def _trace_there(before: deque[LogLine], line: LogLine, form: Form) -> Traced:
         framed = not form.ends and _may_hold_frames(before, line)
         traced = trace(_own_words([*before, line.beginning(_KEPT_OF_A_LINE)], line)) if framed else Traced()
     if traced == Traced():
-        raws = [one.raw for one in islice(before, max(0, len(before) - _PROGRESS), None)]
+        raws = [one.raw for one in _last(before)]
         traced = Traced(phase=form.phase or phase_of_progress([*raws, line.raw[:_KEPT_OF_A_LINE]]))
     elif traced.phase is None and form.phase is not None:
         traced = replace(traced, phase=form.phase)
@@ -179,8 +176,7 @@ def _trace_there(before: deque[LogLine], line: LogLine, form: Form) -> Traced:
 
 def _may_hold_frames(before: deque[LogLine], line: LogLine) -> bool:
     """Whether it is worth cleaning all lines: where every line is a message, that takes long."""
-    near = islice(before, max(0, len(before) - _TAIL), None)
-    return any(".py" in one.raw for one in near) or any(BEGINS in one.raw for one in (*before, line))
+    return any(".py" in one.raw for one in _last(before, _TAIL)) or any(BEGINS in one.raw for one in (*before, line))
 
 
 def _own_words(before: Iterable[LogLine], line: LogLine) -> list[str]:
@@ -256,13 +252,13 @@ def _without_unknown_prefix(line: LogLine, before: deque[LogLine], following: li
     found = _BARE.match(line.text) if line.cut is None and not line.fresh else None
     if found is None:
         return line
-    near = [*islice(before, max(0, len(before) - _NEIGHBOURS), None), *following[:_NEIGHBOURS]]
+    near = [*_last(before, _NEIGHBOURS), *following[:_NEIGHBOURS]]
     alike = sum(same_prefix(found[1]).match(other.text) is not None for other in near)
     return LogLine(line.number, found[2]) if not found[1].strip() or alike >= min(2, len(near)) > 0 else line
 
 
-def _last(before: deque[LogLine]) -> Iterator[LogLine]:
-    return islice(before, max(0, len(before) - _PROGRESS), None)
+def _last(before: deque[LogLine], count: int = _PROGRESS) -> Iterator[LogLine]:
+    return islice(before, max(0, len(before) - count), None)
 
 
 def _rank_in(prefix: str) -> int | None:
@@ -274,7 +270,7 @@ def _rank_in(prefix: str) -> int | None:
 def _exact(form: Form, values: dict[str, Any], quote: str, before: deque[LogLine], line: LogLine) -> Form:
     """The form, where the words alone do not decide it."""
     if form.name == "cuda-raw":
-        near = [other.raw for other in islice(before, max(0, len(before) - _NEAR), None)]
+        near = [other.raw for other in _last(before, _NEAR)]
         if any("pin_memory" in raw or "non_blocking" in raw for raw in near) and pins(_own_words(before, line)):
             return FORM_OF["pinned"]  # page-locked RAM that CUDA could not have, in the same words
     if form.name == "xla" and (_TPU.search(line.raw) or any(_TPU.search(other.raw) for other in _last(before))):
@@ -287,10 +283,7 @@ def _exact(form: Form, values: dict[str, Any], quote: str, before: deque[LogLine
 def _window(
     line: LogLine, following: list[LogLine], start: int, again: int | None
 ) -> tuple[str, list[tuple[int, LogLine]]]:
-    """The text from `start` on, over the lines that may continue the message, and where each of them begins in it.
-
-    `again`: where the next message begins in `line`, if there is one.
-    """
+    """The text from `start` to `again`, over the lines that may continue the message, and where each begins in it."""
     end = len(line.text) if again is None else min(again, len(line.text))
     text = line.text[start : min(start + _REACH, end)]
     prefix = _ERROR_NAME.sub("", line.text[:start]).strip() if start <= _LONGEST_PREFIX else ""

@@ -33,13 +33,9 @@ class Form:
     """One form.
 
     Attributes:
-        name: its key.
-        library: who writes it.
-        memory: which memory ran out.
         head: regular expression of its first words.
         words: one of them must stand in a line before `head` is tried; plain text in lower case, for speed.
         rank: 0 says most about the cause, 3 is only a consequence; of several messages the lowest is explained.
-        read: takes the numbers.
         fixed: fields that the form itself decides.
         phase: what the job does when it writes this, where no traceback tells more.
         ends: it tells how a process ended. A traceback above it belongs to another one.

@@ -1,5 +1,4 @@
-"""Changes that leave more RAM: pageable, page-locked or shared. In: a failed job. Out: a change, or None where it is
-on, refused or useless."""
+"""Changes that leave more RAM. In: a failed job. Out: a change, or None where it is on, refused or useless."""
 
 from __future__ import annotations
 
@@ -8,8 +7,9 @@ from typing import Final
 from hf_memkit.catalog.optimizers import find_optimizer
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.change import Change
-from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
+from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, unless
 from hf_memkit.measuring.out_of_memory.other_names import MAP_PROCESSES
+from hf_memkit.measuring.out_of_memory.suggestions import PAGEABLE_BATCHES
 
 # Data.
 
@@ -18,20 +18,17 @@ _ONE_ARRAY: Final = 16 * GIB
 
 
 def fewer_workers(failed: FailedJob) -> Change | None:
-    """Fewer data loader processes."""
-    workers = failed.job.count("dataloader_num_workers")
-    if workers == 0 or (failed.phase is None and (failed.message.requested_bytes or 0) >= _ONE_ARRAY):
+    if failed.trace.phase is None and (failed.message.requested_bytes or 0) >= _ONE_ARRAY:
         return None
-    return Change(
-        "arguments.dataloader_num_workers", "fewer" if workers is None else workers // 2,
+    return failed.halved(
+        "dataloader_num_workers",
         "each worker process holds its own copy of the data it loads, and prefetched batches",
         "loading may become too slow for the GPU; watch the step time",
-        current=workers,
+        unknown="fewer", least=1,
     )  # fmt: skip
 
 
 def no_workers(failed: FailedJob) -> Change | None:
-    """Batches made in the training process, which need no shared memory."""
     workers = failed.job.count("dataloader_num_workers")
     if workers == 0:
         return None
@@ -48,28 +45,17 @@ _FEW: Final = 8
 
 
 def fewer_map_processes(failed: FailedJob) -> Change | None:
-    """Fewer processes that make the rows."""
-    if failed.recorded:
-        return None  # rows are made before the first step
-    name = next((name for name in MAP_PROCESSES if failed.job.count(name) is not None), None)
-    current = failed.job.count(name) if name is not None else None
-    if current is not None and current < 2:
-        return None
-    return Change(
-        f"arguments.{name}" if name is not None else "data.num_proc",
-        "fewer" if current is None else min(current // 2, _FEW),
+    return None if failed.recorded else failed.halved(
+        failed.named(MAP_PROCESSES),
         "each process of datasets' map is a copy of this one with its own rows (scripts call num_proc "
         "preprocessing_num_workers or dataset_num_proc)",
         "slower preprocessing, once: the result is cached",
-        current=current,
+        unknown="fewer", otherwise="data.num_proc", most=_FEW,
     )  # fmt: skip
 
 
 def smaller_map_batches(failed: FailedJob) -> Change | None:
-    """Fewer rows in RAM at a time."""
-    if failed.recorded:
-        return None
-    return Change(
+    return None if failed.recorded else Change(
         "data.writer_batch_size", 100,
         "dataset.map keeps this many finished rows in RAM before it writes them (datasets: 1000 by default); with "
         "batched=True also batch_size rows",
@@ -78,7 +64,6 @@ def smaller_map_batches(failed: FailedJob) -> Change | None:
 
 
 def streamed_data(failed: FailedJob) -> Change | None:
-    """Rows made while the job trains."""
     if failed.recorded or failed.argument("streaming"):
         return None
     return Change(
@@ -91,19 +76,17 @@ def streamed_data(failed: FailedJob) -> Change | None:
 # Weights, states and checkpoints.
 
 
-def straight_to_gpu(failed: FailedJob) -> Change | None:
-    """Weights read onto the GPU shard by shard. DeepSpeed and FSDP refuse a device_map."""
-    if failed.uses("DeepSpeed", "FSDP") or failed.argument("device_map"):
-        return None
-    return Change(
+straight_to_gpu = unless(
+    Change(
         "model.device_map", '{"": PartialState().process_index}',
         "from_pretrained then puts each shard on this process's GPU as it reads it, instead of the whole model in RAM",
         "the weights must fit on the GPU; not with DeepSpeed or FSDP",
-    )  # fmt: skip
+    ),
+    "device_map", uses=("DeepSpeed", "FSDP"),  # which refuse a device_map
+)  # fmt: skip
 
 
 def one_copy_of_weights(failed: FailedJob) -> Change | None:
-    """One copy of the weights in RAM, not one a process."""
     if failed.uses("ZeRO-3"):
         return Change(
             "model.from_pretrained", "after TrainingArguments",
@@ -144,33 +127,23 @@ def less_offload(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def fewer_processes(failed: FailedJob) -> Change | None:
-    """Fewer processes that read the same checkpoint."""
-    return Change(
-        "launch.processes", "fewer on this machine",
-        "each process reads the whole checkpoint, weights and optimizer states, into RAM; with ZeRO or FSDP's "
-        "SHARDED_STATE_DICT each reads its share",
-        "fewer GPUs; with ZeRO or sharded checkpoints the number of GPUs must stay",
-    )  # fmt: skip
+FEWER_PROCESSES: Final = Change(
+    "launch.processes", "fewer on this machine",
+    "each process reads the whole checkpoint, weights and optimizer states, into RAM; with ZeRO or FSDP's "
+    "SHARDED_STATE_DICT each reads its share",
+    "fewer GPUs; with ZeRO or sharded checkpoints the number of GPUs must stay",
+)  # fmt: skip
 
 
 # Page-locked RAM.
 
 
 def pageable_batches(failed: FailedJob) -> Change | None:
-    """Batches in RAM that the system can move."""
-    if failed.argument("dataloader_pin_memory") is False:
-        return None
-    return Change(
-        "arguments.dataloader_pin_memory", False,
-        "batches then lie in pageable RAM", "copies to the GPU are slower and block",
-    )  # fmt: skip
+    return None if failed.argument("dataloader_pin_memory") is False else PAGEABLE_BATCHES
 
 
 def pageable_states(failed: FailedJob) -> Change | None:
-    """DeepSpeed's buffers in RAM that the system can move."""
-    known = failed.job.arguments and not failed.uses("DeepSpeed")
-    if known:
+    if failed.job.arguments and not failed.uses("DeepSpeed"):
         return None
     return Change(
         "deepspeed.zero_optimization.offload_optimizer.pin_memory", False,
@@ -180,19 +153,14 @@ def pageable_states(failed: FailedJob) -> Change | None:
 
 
 def torch_checkpointing(failed: FailedJob) -> Change | None:
-    """Activations recomputed instead of moved to page-locked RAM."""
-    if not failed.uses("unsloth"):
-        return None
-    return Change(
+    return None if not failed.uses("unsloth") else Change(
         "model.use_gradient_checkpointing", True,
         'instead of "unsloth", which moves the inputs of all layers to page-locked RAM',
-        "these inputs stay on the GPU",
-        current="unsloth",
+        "these inputs stay on the GPU", current="unsloth",
     )  # fmt: skip
 
 
 def more_for_wsl(failed: FailedJob) -> Change | None:
-    """A larger share of RAM for WSL2."""
     if failed.platform not in (None, "WSL2"):
         return None
     return Change(
@@ -203,7 +171,6 @@ def more_for_wsl(failed: FailedJob) -> Change | None:
 
 
 def unpaged_states(failed: FailedJob) -> Change | None:
-    """Optimizer states in the GPU's own memory."""
     if failed.resumes:
         return None
     row = find_optimizer(failed.job.optim)
@@ -218,7 +185,6 @@ def unpaged_states(failed: FailedJob) -> Change | None:
 
 
 def more_ram(failed: FailedJob) -> Change | None:
-    """The one change that helps whatever fills the RAM."""
     if failed.message.in_cgroup or failed.message.form == "kubernetes-node":
         return None  # the fix for that cause has it
     return Change(
@@ -232,7 +198,6 @@ def more_ram(failed: FailedJob) -> Change | None:
 
 
 def fewer_checkpoints(failed: FailedJob) -> Change | None:
-    """Older checkpoints deleted."""
     kept = failed.job.count("save_total_limit")
     if kept is not None and kept < 2:
         return None
@@ -244,11 +209,9 @@ def fewer_checkpoints(failed: FailedJob) -> Change | None:
     )  # fmt: skip
 
 
-def cache_elsewhere(failed: FailedJob) -> Change | None:
-    """Downloads and tokenized data on a larger disk."""
-    return Change(
-        "environment.HF_HOME", "a folder on a larger disk",
-        "models, data sets and tokenized rows are cached there (~/.cache/huggingface by default); TMPDIR is another "
-        "place that fills",
-        "they are downloaded again",
-    )  # fmt: skip
+CACHE_ELSEWHERE: Final = Change(
+    "environment.HF_HOME", "a folder on a larger disk",
+    "models, data sets and tokenized rows are cached there (~/.cache/huggingface by default); TMPDIR is another place "
+    "that fills",
+    "they are downloaded again",
+)  # fmt: skip

@@ -1,7 +1,4 @@
-"""A run's records as a job to change. In: a `run` record, and the record of a moment. Out: numbers.
-
-Nothing is assumed: what the records do not give is None, and a change that needs it is omitted or has no figure.
-"""
+"""A run's records as a job to change. In: a `run` record, the record of a moment. Out: numbers, None if unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
-from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.common.terms import CATEGORIES, PHASES, Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
 
@@ -25,11 +22,8 @@ _OLD_SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What the rules of `hf_memkit.measuring.out_of_memory.suggestions` read. All sizes in GiB.
-
-    `moment` is an `OomRecord` or a `StepRecord`. `names`: what the user's file calls an argument, where that is not
-    the name of TrainingArguments.
-    """
+    """What the rules of `suggestions.py` read; sizes in GiB. `moment`: an `OomRecord` or a `StepRecord`. `names`: what
+    the user's file calls an argument, where that is not the name of TrainingArguments."""
 
     run: RunRecord
     moment: Mapping[str, Any]
@@ -38,28 +32,32 @@ class RunView:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        return mapping(self.run.get("arguments"))
+        return self.run.get("arguments") or {}
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        return mapping(self.run.get("hardware"))
+        return self.run.get("hardware") or {}
 
     @property
     def phase(self) -> str | None:
         """Where it failed; of a step record, the phase of the highest peak."""
-        if isinstance(phase := self.moment.get("phase"), str):
-            return phase
+        if phase := self.moment.get("phase"):
+            return str(phase)
         peaks = {
-            phase: peak
-            for phase, values in mapping(self.moment.get("phases")).items()
-            if phase in PHASES and (peak := _number(mapping(values).get("peak_allocated_gib"))) is not None
+            phase: values["peak_allocated_gib"]
+            for phase, values in self.moment.get("phases", {}).items()
+            if phase in PHASES and "peak_allocated_gib" in values
         }
         return max(peaks, key=lambda phase: peaks[phase], default=None)
 
-    def gib(self, category: str) -> float | None:
+    @property
+    def categories(self) -> Mapping[str, float]:
+        """What was held on the device at that moment, by category."""
+        return self.moment.get("categories") or {}
+
+    def gib(self, category: Category) -> float | None:
         """What a category held on the device at that moment; None if it was not measured."""
-        assert category in CATEGORIES
-        return _number(mapping(self.moment.get("categories")).get(f"{category}_gib"))
+        return self.categories.get(f"{category}_gib")
 
     @property
     def of_the_batch(self) -> float | None:
@@ -75,20 +73,14 @@ class RunView:
     @property
     def states_in_ram(self) -> float:
         """Optimizer states in RAM, page-locked or not."""
-        held = mapping(self.moment.get("held"))
-        return sum(_number(mapping(held.get(place)).get("optimizer_gib")) or 0.0 for place in ("host", "pinned"))
-
-    @property
-    def measured(self) -> bool:
-        """Whether that moment's memory was measured by category."""
-        return bool(mapping(self.moment.get("categories")))
+        held: Mapping[str, Mapping[str, float]] = self.moment.get("held", {})
+        return sum(held.get(place, {}).get("optimizer_gib", 0.0) for place in ("host", "pinned"))
 
     @property
     def activations_unknown(self) -> bool:
         """Whether activations and loss may be in `other`: not measured by category, or a compiled model."""
-        categories = mapping(self.moment.get("categories"))
-        sizes = {name: _number(categories.get(f"{name}_gib")) or 0.0 for name in CATEGORIES}
-        return not self.measured or sizes["other"] > sum(sizes.values()) / 2
+        sizes = {name: self.gib(name) or 0.0 for name in CATEGORIES}
+        return not self.categories or sizes["other"] > sum(sizes.values()) / 2
 
     def argument(self, name: str) -> Any:
         return self.arguments.get(name)
@@ -100,11 +92,11 @@ class RunView:
 
     @property
     def trainable(self) -> int | None:
-        return _whole(self.run.get("trainable_parameters"))
+        return self.run.get("trainable_parameters")
 
     @property
     def parameters(self) -> int | None:
-        return _whole(self.run.get("parameters"))
+        return self.run.get("parameters")
 
     @property
     def trains_adapters(self) -> bool:
@@ -114,23 +106,18 @@ class RunView:
     @property
     def embedding_parameters(self) -> int | None:
         """Trained parameters of embeddings, where the table of modules was recorded and names some."""
-        rows = mapping(self.modules).get("rows")
-        if not isinstance(rows, list | tuple):
-            return None
-        total = 0
-        for row in map(mapping, rows):
-            if "Embedding" in str(row.get("class")):
-                total += (_whole(row.get("trainable_parameters")) or 0) * (_whole(row.get("repeats")) or 1)
-        return total or None
+        rows = (self.modules or {}).get("rows", [])
+        embeddings = [row for row in rows if "Embedding" in row.get("class", "")]
+        return sum(row.get("trainable_parameters", 0) * row.get("repeats", 1) for row in embeddings) or None
 
     @property
     def deepspeed(self) -> bool:
-        engine = str(self.run.get("engine") or "").lower()
+        engine = self.run.get("engine", "").lower()
         return "deepspeed" in engine or self.stage is not None or any("DeepSpeed" in name for name in self.optimizers)
 
     @property
     def fsdp(self) -> bool:
-        engine = str(self.run.get("engine") or "").lower()
+        engine = self.run.get("engine", "").lower()
         return "fsdp" in engine or "fullyshard" in engine or bool(self.argument("fsdp"))
 
     @property
@@ -141,16 +128,11 @@ class RunView:
     @property
     def optimizers(self) -> tuple[str, ...]:
         """Class names, from the wrapper to the optimizer itself."""
-        names = self.run.get("optimizer_classes")
-        return tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
+        return tuple(self.run.get("optimizer_classes", ()))
 
     @property
     def optim(self) -> str:
         return str(self.argument("optim") or "")
-
-    @property
-    def world_size(self) -> int:
-        return _whole(self.run.get("world_size")) or 1
 
     @property
     def checkpointing(self) -> bool:
@@ -169,7 +151,7 @@ class RunView:
     def has_bf16(self) -> bool | None:
         """Whether the GPU supports bf16; None: no GPU, or unknown."""
         name = self.hardware.get("device_name")
-        if not self.on_cuda or not isinstance(name, str):
+        if not self.on_cuda or name is None:
             return None
         old = [known for known, facts in KNOWN_GPUS.items() if facts.capability < _AMPERE and " " not in known]
         return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(known)}\b", name) for known in old))
@@ -177,31 +159,16 @@ class RunView:
     @property
     def weights_in_fp32(self) -> bool:
         """Whether most weights are."""
-        types = {str(kind): _whole(size) or 0 for kind, size in mapping(self.run.get("weights_dtypes")).items()}
-        return max(types, key=lambda kind: types[kind], default=None) in ("float32", "torch.float32")
-
-    @property
-    def longest_sequence(self) -> int | None:
-        return _whole(self.moment.get("longest_sequence"))
+        types = self.run.get("weights_dtypes", {})
+        return max(types, key=lambda kind: types[kind], default=None) == "float32"
 
     @property
     def cause(self) -> str | None:
-        cause = self.moment.get("cause")
-        return cause if isinstance(cause, str) else None
+        return self.moment.get("cause")
 
-    @property
-    def transformers(self) -> tuple[int, ...]:
+    def version(self, package: str) -> tuple[int, ...]:
         """`(5, 23)`; empty where the run does not say."""
-        return self._version("transformers")
-
-    @property
-    def torch(self) -> tuple[int, ...]:
-        """`(2, 13)`; empty where the run does not say."""
-        return self._version("torch")
-
-    def _version(self, package: str) -> tuple[int, ...]:
-        text = str(mapping(self.run.get("versions")).get(package, ""))
-        return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        return tuple(int(part) for part in re.findall(r"\d+", self.run.get("versions", {}).get(package, ""))[:2])
 
     def states_gib_per(self, bytes_a_parameter: float) -> float | None:
         """`bytes_a_parameter` for each trained parameter."""
@@ -211,11 +178,3 @@ class RunView:
 def mapping(value: Any) -> Mapping[str, Any]:
     """`value`, or nothing where it is no mapping."""
     return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,8 +1,5 @@
-"""What to change so that a job fits. In: a `run` record and the record of a moment. Out: one to three changes.
-
-No rule proposes a change that is already in force, that the engine refuses, or that saves nothing in the phase that
-failed. Figures come from the records only.
-"""
+"""What to change so that a job fits. In: a `run` record and the record of a moment. Out: one to three changes, none in
+force already, refused by the engine or useless in the phase that failed. Figures come from the records only."""
 
 from __future__ import annotations
 
@@ -41,6 +38,52 @@ _BATCH_COST: Final = (
     "more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding"
 )
 
+# What is changed, and what it costs; the reason where nothing of the job is measured.
+CHECKPOINTING: Final = Change(
+    "arguments.activation_checkpointing", True,
+    "each layer keeps its input and recomputes its other activations in backward",
+    "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174); the same result",
+)  # fmt: skip
+FSDP_CHECKPOINTING: Final = replace(
+    CHECKPOINTING, key="arguments.fsdp_config", value={"activation_checkpointing": True}
+)
+"""transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing")."""
+FUSED_LOSS: Final = Change(
+    "arguments.use_liger_kernel", True,
+    "Liger's fused loss computes the logits, tokens × vocabulary, in chunks",
+    "the package liger-kernel; rounding differences; no logits in the training output",
+)  # fmt: skip
+SDPA: Final = Change(
+    "model.attn_implementation", "sdpa",
+    "eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA does not",
+    "rounding differences; no attention weights in the output; a model without SDPA fails to load",
+)  # fmt: skip
+EIGHT_BIT: Final = Change(
+    "arguments.optim", "adamw_bnb_8bit",
+    "AdamW's states take 2 bytes a parameter instead of 8; paged_adamw_8bit also moves them to RAM when the GPU is "
+    "full",
+    "8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the package "
+    "bitsandbytes",
+)  # fmt: skip
+FUSED_ADAMW: Final = Change(
+    "arguments.optim", "adamw_torch_fused",
+    "adamw_torch allocates temporaries as large as the trained parameters (torch: torch/optim/adam.py, foreach); the "
+    "fused kernel needs none",
+    "nothing: no slower, and the same result up to rounding",
+)  # fmt: skip
+ADAPTERS: Final = Change(
+    "adapter.LoraConfig", {"target_modules": "all-linear"},
+    "gradients and optimizer states of LoRA adapters are small",
+    "a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685); the package peft",
+)  # fmt: skip
+PAGEABLE_BATCHES: Final = Change(
+    "arguments.dataloader_pin_memory", False, "batches then lie in pageable RAM",
+    "copies to the GPU are slower and block",
+)  # fmt: skip
+ONLY_MODEL: Final = Change(
+    "arguments.save_only_model", True, "a save then gathers no optimizer states",
+    "training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
+)  # fmt: skip
 SMALL_PREDICTIONS: Final = Change(
     "Trainer.preprocess_logits_for_metrics", "lambda logits, labels: logits.argmax(-1)",
     "Trainer then keeps only what compute_metrics needs, not all logits",
@@ -79,14 +122,10 @@ def batch(job: RunView) -> Proposals:
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
-    """The next smaller micro-batch that divides this one; None for one sample, or if the batch is unknown.
-
-    Args:
-        most: maximum number of samples, if a divisor that small exists.
-    """
+    """The next smaller divisor of the micro-batch, at most `most` if there is one; None for one sample, or unknown."""
     samples = job.count("per_device_train_batch_size")
-    if job.argument("auto_find_batch_size") and isinstance(job.moment.get("samples"), int):
-        samples = int(job.moment["samples"])
+    if job.argument("auto_find_batch_size") and "samples" in job.moment:
+        samples = job.moment["samples"]
     if samples is None or samples < 2:
         return None
     parts = [samples // factor for factor in range(2, samples + 1) if samples % factor == 0]
@@ -102,35 +141,24 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
 
 
 def checkpointing(job: RunView) -> Proposals:
-    """Activations recomputed in backward instead of kept."""
     held = None if job.activations_unknown else job.gib("activations")
     if job.phase not in ACTIVATION_PHASES or job.checkpointing or not (held or job.activations_unknown):
         return
-    cost = "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174); the same result"
+    name = name_in_version("activation_checkpointing", job.version("transformers"))
+    change = FSDP_CHECKPOINTING if job.fsdp else replace(CHECKPOINTING, key=f"arguments.{name}")
     holds = f"activations hold {held:.2f} GiB; " if held is not None else ""
-    reason = f"{holds}each layer keeps its input and recomputes its other activations in backward"
-    held = held if held is not None else 1.0
-    if job.fsdp:
-        # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
-        yield held, Change("arguments.fsdp_config", {"activation_checkpointing": True}, reason, cost)
-    else:
-        name = name_in_version("activation_checkpointing", job.transformers)
-        yield held, Change(f"arguments.{name}", True, reason, cost)
+    yield held if held is not None else 1.0, replace(change, reason=holds + change.reason)
 
 
 def fused_loss(job: RunView) -> Proposals:
-    """Logits and loss in chunks."""
     held = job.gib("loss")
     known = job.run.get("model_type") in LIGER_OPTIONS and job.hardware.get("device_type") in ("cuda", "xpu")
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
         return
     vocabulary = job.run.get("vocabulary")
-    words = f" over a vocabulary of {vocabulary:,}" if isinstance(vocabulary, int) else ""
-    yield held, Change(
-        "arguments.use_liger_kernel", True,
-        f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss computes them in chunks",
-        "the package liger-kernel; rounding differences; no logits in the training output",
-    )  # fmt: skip
+    words = f" over a vocabulary of {vocabulary:,}" if vocabulary else ""
+    reason = f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss computes them in chunks"
+    yield held, replace(FUSED_LOSS, reason=reason)
 
 
 def half_precision(job: RunView) -> Proposals:
@@ -153,20 +181,14 @@ def half_precision(job: RunView) -> Proposals:
 
 
 def eager_attention(job: RunView) -> Proposals:
-    """Attention without sequence × sequence matrices."""
     held = job.gib("activations")
     if held and job.phase in ACTIVATION_PHASES and job.run.get("attention") == "eager":
-        yield held, Change(
-            "model.attn_implementation", "sdpa",
-            f"eager attention keeps a sequence × sequence matrix for every head and layer; activations hold "
-            f"{held:.2f} GiB",
-            "rounding differences; no attention weights in the output; a model without SDPA fails to load",
-        )  # fmt: skip
+        what = "eager attention keeps a sequence × sequence matrix for every head and layer"
+        yield held, replace(SDPA, reason=f"{what}; activations hold {held:.2f} GiB")
 
 
 def sequence_length(job: RunView) -> Proposals:
-    """Shorter sequences."""
-    longest, held = job.longest_sequence, job.of_the_batch
+    longest, held = job.moment.get("longest_sequence"), job.of_the_batch
     if job.phase not in ACTIVATION_PHASES or longest is None or longest < 2 or not held:
         return
     saves = held * (1 - (longest // 2) / longest)
@@ -189,7 +211,7 @@ def allocator(job: RunView) -> Proposals:
     if job.cause != "fragmentation" or not job.on_cuda:
         return
     cached = job.moment.get("fragmentation_gib")
-    size = f"{cached:.2f} GiB" if isinstance(cached, int | float) else "enough memory"
+    size = f"{cached:.2f} GiB" if cached is not None else "enough memory"
     reason = f"{size} was cached, in blocks too small for the request"
     if "expandable_segments:true" in settings:
         if job.argument("torch_empty_cache_steps") is None:
@@ -200,7 +222,7 @@ def allocator(job: RunView) -> Proposals:
             )  # fmt: skip
         return
     yield _FIRST, Change(
-        f"environment.{allocator_variable('cuda', job.torch)}", "expandable_segments:True", reason,
+        f"environment.{allocator_variable('cuda', job.version('torch'))}", "expandable_segments:True", reason,
         "nothing on Linux, but processes cannot share GPU tensors",
     )  # fmt: skip
 
@@ -213,14 +235,12 @@ def eight_bit(job: RunView) -> Proposals:
     if held is None or not plain or without_kernels or job.deepspeed or job.fsdp:
         return
     saves, basis = _eight_bit_saving(job, held)
-    yield held * (1 - _EIGHT_BIT_BYTES / _FP32_STATES_BYTES) if saves is None else saves, Change(
-        "arguments.optim", "adamw_bnb_8bit",
+    reason = (
         f"AdamW's states take {held:.2f} GiB; 8-bit states take about 2 bytes a parameter instead of 8, except for "
-        "embeddings, which bitsandbytes keeps in 32 bit",
-        "8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the package "
-        "bitsandbytes",
-        saves, basis,
-    )  # fmt: skip
+        "embeddings, which bitsandbytes keeps in 32 bit"
+    )
+    most = held * (1 - _EIGHT_BIT_BYTES / _FP32_STATES_BYTES) if saves is None else saves
+    yield most, replace(EIGHT_BIT, reason=reason, saves_gib=saves, basis=basis)
 
 
 def paged(job: RunView) -> Proposals:
@@ -238,19 +258,13 @@ def paged(job: RunView) -> Proposals:
 
 
 def fused_optimizer(job: RunView) -> Proposals:
-    """One kernel over all parameters, without temporaries."""
     weights = job.gib("weights")
     if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed or not job.on_cuda:
         return
     if not weights or not job.trainable or not job.parameters:
         return
     copy = weights * job.trainable / job.parameters
-    yield copy, Change(
-        "arguments.optim", "adamw_torch_fused",
-        f"adamw_torch allocates temporaries as large as the trained parameters, here {copy:.2f} GiB (torch: "
-        "torch/optim/adamw.py, foreach); the fused kernel needs none",
-        "nothing: no slower, and the same result up to rounding",
-    )  # fmt: skip
+    yield copy, replace(FUSED_ADAMW, reason=f"{FUSED_ADAMW.reason}; here they have {copy:.2f} GiB")
 
 
 def base_weights(job: RunView) -> Proposals:
@@ -272,21 +286,17 @@ def base_weights(job: RunView) -> Proposals:
 
 
 def adapters(job: RunView) -> Proposals:
-    """LoRA: gradients and states of adapters instead of the whole model."""
     held = job.model_states
     if job.phase not in _ON_THE_GPU or job.trains_adapters or not job.trainable or not held:
         return
-    yield held, Change(
-        "adapter.LoraConfig", {"target_modules": "all-linear"},
-        f"gradients and optimizer states of the whole model take {held:.2f} GiB; those of LoRA adapters are small",
-        "a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685); the package peft",
-    )  # fmt: skip
+    whole = f"gradients and optimizer states of the whole model take {held:.2f} GiB"
+    yield held, replace(ADAPTERS, reason=f"{whole}; those of LoRA adapters are small")
 
 
 def sharding(job: RunView) -> Proposals:
     """Gradients and states split over the GPUs of the job."""
-    held = job.model_states
-    if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_GPU or job.trains_adapters:
+    held, processes = job.model_states, job.run.get("world_size", 1)
+    if not held or processes < 2 or job.fsdp or job.phase not in _ON_THE_GPU or job.trains_adapters:
         return
     stage = 0 if job.stage is None and not job.deepspeed else job.stage
     name, splits = "zero2", "splits gradients and optimizer states"
@@ -294,9 +304,9 @@ def sharding(job: RunView) -> Proposals:
         name, splits, held = "zero3", "also splits the weights", job.gib("weights")
     if stage is None or stage >= 3 or not held:
         return
-    yield held * (1 - 1 / job.world_size), Change(
+    yield held * (1 - 1 / processes), Change(
         "arguments.deepspeed", f"{name}.json",
-        f"`memkit ds copy {name}` {splits} over the {job.world_size} processes; each now holds a full copy",
+        f"`memkit ds copy {name}` {splits} over the {processes} processes; each now holds a full copy",
         "more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
     )  # fmt: skip
 
@@ -312,7 +322,7 @@ def offload(job: RunView) -> Proposals:
         return  # they are there already
     ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
     needs = job.states_gib_per(_OFFLOADED_BYTES)
-    if needs is None or (isinstance(ram, int | float) and needs > ram):
+    if needs is None or (ram and needs > ram):
         return
     name = "zero3-offload-optimizer" if job.stage == 3 else "zero2-offload"
     yield held, Change(
@@ -368,14 +378,12 @@ def gathered_predictions(job: RunView) -> Proposals:
 
 
 def only_loss(job: RunView) -> Proposals:
-    """No predictions at all."""
     if job.phase == "evaluate" and not job.keeps_no_predictions:
         what = " (already so if the Trainer has no compute_metrics)"
         yield 0.0, replace(ONLY_LOSS, reason=ONLY_LOSS.reason + what)
 
 
 def evaluation_batch(job: RunView) -> Proposals:
-    """Fewer samples in each evaluation batch."""
     samples = job.count("per_device_eval_batch_size")
     if job.phase == "evaluate" and samples is not None and samples > 1:
         yield _whole_gpu(job) * 0.75, Change(
@@ -386,21 +394,15 @@ def evaluation_batch(job: RunView) -> Proposals:
 
 
 def saving(job: RunView) -> Proposals:
-    """Less gathered for a checkpoint."""
     if job.phase != "save":
         return
     if job.stage == 3:
         yield 2.0, SHARDS_SAVED
     if not job.argument("save_only_model") and (job.deepspeed or job.fsdp):
-        yield 1.0, Change(
-            "arguments.save_only_model", True,
-            "the checkpoint then gathers no optimizer states",
-            "training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
-        )  # fmt: skip
+        yield 1.0, ONLY_MODEL
 
 
 def loader(job: RunView) -> Proposals:
-    """Fewer data loader processes."""
     if workers := job.count("dataloader_num_workers"):
         yield 3.0, Change(
             "arguments.dataloader_num_workers", workers // 2,
@@ -410,16 +412,11 @@ def loader(job: RunView) -> Proposals:
 
 
 def pinned_batches(job: RunView) -> Proposals:
-    """Ordinary RAM for batches."""
     if job.argument("dataloader_pin_memory") is True and job.on_cuda:
-        yield 1.0, Change(
-            "arguments.dataloader_pin_memory", False,
-            "batches lie in page-locked RAM, which the system cannot move", "copies to the GPU are slower and block",
-        )  # fmt: skip
+        yield 1.0, PAGEABLE_BATCHES
 
 
 def buffers_in_ram(job: RunView) -> Proposals:
-    """Offloaded states on NVMe."""
     states, device = job.states_in_ram, job.argument("deepspeed_offload_optimizer")
     offloaded = "CPUAdam" in " ".join(job.optimizers) or (job.deepspeed and states > 0) or device == "cpu"
     if not offloaded or device == "nvme":
@@ -466,9 +463,6 @@ def suggest(
         moment: an `OomRecord`, or the `StepRecord` of the highest peak; `cause` in it selects the kind of change.
         modules: the `modules` record, which gives the saving of an 8-bit optimizer.
         limit: maximum number of changes.
-
-    Returns:
-        At most `limit` changes; `saves_gib` is GiB of device memory.
     """
     job = RunView(run, moment, modules)
     if job.cause == "kernel resources":
@@ -493,4 +487,4 @@ def suggest(
 def _too_little(job: RunView, at_most_gib: float) -> bool:
     """Whether a change costs something and saves nothing noticeable, such as smaller states of a few adapters."""
     capacity = job.hardware.get("capacity_gib")
-    return isinstance(capacity, int | float) and job.measured and 0 < at_most_gib < _NOTICED * capacity
+    return capacity is not None and bool(job.categories) and 0 < at_most_gib < _NOTICED * capacity

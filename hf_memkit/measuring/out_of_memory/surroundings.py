@@ -76,12 +76,7 @@ _LONGEST: Final = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a script was started.
-
-    Attributes:
-        target: the script, or `-m` and the module; empty where a tool has its own.
-        arguments: those of the script.
-    """
+    """A started script, or `-m` and the module (empty where a tool has its own), and its arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -135,8 +130,7 @@ class Surroundings:
     Attributes:
         command: the last command in it that starts a Python script.
         platform: the system, if it is not plain Linux.
-        allocator: the value of the allocator's variable, where it is set.
-        watermark: the value of MPS's variable for its limit, where it is set.
+        allocator, watermark: values of the allocator's variable and of MPS's for its limit, where they are set.
         rocm: whether an error has a code of ROCm; a build for ROCm may write CUDA in the error itself.
         assertion: what a kernel asserted of an index, such as `srcIndex < srcSelectDimSize`.
     """

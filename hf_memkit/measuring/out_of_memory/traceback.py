@@ -46,8 +46,7 @@ class Traced:
     """What one traceback shows.
 
     Attributes:
-        phase: the phase of training; None if no frame shows it.
-        place: what the allocation was for; None if no frame shows it.
+        phase, place: what was going on, and what the allocation was for; None if no frame shows it.
         library: the library of the optimizer, or the one that gathers weights.
         frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
         model_type: the model type of the failing code, as transformers' folders name it.
@@ -202,10 +201,8 @@ _GONE_ON: Final = 60
 
 
 def trace(lines: Iterable[str]) -> Traced:
-    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one.
-
-    Where its first line is missing (a terminal, `tail`, a post), the frames directly above the message count.
-    """
+    """What the last traceback in `lines` (without prefixes) shows, or the frames directly above the message where its
+    first line is missing; an empty `Traced` without any."""
     kept = _last_traceback(_unwrapped(list(lines)))
     if not kept:
         return Traced()

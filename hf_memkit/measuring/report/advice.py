@@ -1,8 +1,4 @@
-"""What to do next. In: a run and its figures. Out: findings over the steps, and changes that would make room.
-
-The findings are those of the diagnosis, the changes those of `hf_memkit.measuring.out_of_memory`: this only asks them,
-and says for which rank an answer holds.
-"""
+"""What to do next. In: a run and its figures. Out: findings of the diagnosis, and changes that would make room."""
 
 from __future__ import annotations
 
@@ -20,10 +16,7 @@ from hf_memkit.measuring.report.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Attributes:
-    findings: (rank, finding): each kind once, of the rank where it began first.
-    changes: what makes room; empty where there is room.
-    """
+    """(rank, finding), each kind once, of the rank where it began first; and changes, none where there is room."""
 
     findings: tuple[tuple[int, Finding], ...]
     changes: tuple[Change, ...]

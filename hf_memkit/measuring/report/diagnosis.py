@@ -39,15 +39,10 @@ _WARM_UP: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A memory problem: where it began, and what to do.
+    """A memory problem: the optimizer step at which it began, the evidence, and what to set or look for in the code.
 
-    Attributes:
-        kind: see `Kind`.
-        first_step: optimizer step at which it began.
-        why: the evidence, with figures.
-        fix: what to set, or what to look for in the code.
-        figures: by name, with the unit in the name (`_gib`, `_mib_per_step`); steps and counts have none. Names with
-            `projected_` are projections, the others measured.
+    `figures`: by name, with the unit in the name (`_gib`, `_mib_per_step`); names with `projected_` are projections,
+    the others measured.
     """
 
     kind: Kind
@@ -61,16 +56,12 @@ class Finding:
 
 
 def diagnose(steps: Records, run: Mapping[str, Any] | None = None, *, ooms: Records = ()) -> list[Finding]:
-    """Memory problems over these steps; empty if there are none, or too few steps to tell (about 25).
+    """Memory problems over these steps, in the order in which they began; empty for less than about 25 steps.
 
     Args:
-        steps: the `step` records of one rank, in order. Any other field may be missing, and a record may stand for
-            several steps.
+        steps: the `step` records of one rank, in order. Any other field may be missing.
         run: the last `run` record: the step it was resumed at, the allocator's settings and the GPU's capacity.
         ooms: `oom` records, so that a longer batch that ended the run is recognised.
-
-    Returns:
-        Findings in order of the step at which they began. There can be two leaks: on the GPU and in host memory.
     """
     run = run or {}
     start, hardware = run.get("start_step", 0), run.get("hardware", {})

@@ -35,14 +35,8 @@ _HEAD: Final = 1024
 
 
 def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
-    """The page's HTML.
-
-    Args:
-        title: of the page.
-        body: what stands in it; a chart is drawn into the element with the id `chart-NAME`.
-        charts: name → `{"traces", "x", "y", "hovermode"}`, Plotly's traces and the titles of the axes. Without any the
-            page has no script.
-    """
+    """The page's HTML. A chart (`{"traces", "x", "y", "hovermode"}`: Plotly's traces, the titles of the axes) is drawn
+    into the element with the id `chart-NAME`; without any the page has no script."""
     scripts = _scripts(charts) if charts else []
     parts = {
         "version": Html(__version__),
@@ -59,10 +53,7 @@ def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
 
 
 def check_file(path: str | Path) -> None:
-    """
-    Raises:
-        InputError: the file exists and is not a page of memkit's, or its folder does not exist.
-    """
+    """Raises InputError where the file exists and is not a page of memkit's, or its folder does not exist."""
     path = Path(path)
     try:
         if path.is_symlink() and not path.exists():
@@ -81,11 +72,8 @@ def check_file(path: str | Path) -> None:
 
 
 def write_document(path: str | Path, content: str) -> Path:
-    """Writes a page, replacing an earlier one of memkit's; returns its path.
-
-    Raises:
-        InputError: the file exists and is not a page of memkit's, or cannot be written.
-    """
+    """Writes a page over an earlier one of memkit's and returns its path; InputError where that is refused or
+    fails."""
     path = Path(path)
     check_file(path)
     try:

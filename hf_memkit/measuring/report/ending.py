@@ -35,13 +35,10 @@ training behind (a notebook)."""
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a training ended, as far as its records tell.
+    """How a training ended, as far as its records tell: why (one sentence with the evidence), and the last finished
+    step.
 
-    Attributes:
-        kind: "killed" covers every end that was not recorded: a signal, the scheduler, the kernel, a power cut.
-        why: one sentence, with the evidence.
-        cause: "host memory" where the evidence is that the host had none left, else None.
-        step: the last step that was finished; None if there was none.
+    "killed" covers every end that was not recorded: a signal, the scheduler, the kernel, a power cut.
     """
 
     kind: EndingKind
@@ -106,13 +103,8 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
 
 
 def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
-    """How a start ended that another start followed: no process of it is left to look for.
-
-    Args:
-        attempt: the start.
-        following: the `run` record of the next one. After an error that was caught on the way, as
-            `auto_find_batch_size` does, it alone knows of it (`after_oom`).
-    """
+    """How a start ended that another start followed: no process of it is left to look for. Of an error that was caught
+    on the way, as `auto_find_batch_size` does, only the next start's `run` record knows (`after_oom`)."""
     if "after_oom" in following and not attempt.ooms:
         return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:

@@ -10,15 +10,15 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from hf_memkit.measuring.report.load import Run, RunReader
 from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.text import view
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 _LOOK_S: Final = 1.0
 
@@ -26,16 +26,8 @@ _LOOK_S: Final = 1.0
 def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
     """Shows the run until it ends, and returns it; None if stopped (Ctrl-C) before the first record.
 
-    Waits for a run that has not started. A run on another machine cannot be checked: showing it ends with its `end`
-    record, or with Ctrl-C.
-
-    Args:
-        run_dir: folder of the records.
-        console: where to show it.
-        modules: add the table by module at the end.
-
-    Raises:
-        InputError: a file cannot be read.
+    Waits for a run that has not started. Of one on another machine only the `end` record, or Ctrl-C, shows the end.
+    `modules`: add the table by module at the end. Raises InputError where a file cannot be read.
     """
     reader = RunReader(Path(run_dir))
     with contextlib.suppress(KeyboardInterrupt):
@@ -62,9 +54,6 @@ def _looks(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
 
 
 def _live(reader: RunReader, console: Console) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
     with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
         live.refresh()
         shown: str | None = None
@@ -75,8 +64,6 @@ def _live(reader: RunReader, console: Console) -> None:
 
 
 def _lines(reader: RunReader, console: Console) -> None:
-    from rich.text import Text
-
     waiting, shown = False, None
     for grew, run in _looks(reader):
         if run is None:

@@ -26,10 +26,8 @@ def join(parts: Iterable[Html | str | None], between: str = "") -> Html:
 
 
 def el(tag: str, *children: Html | str | None, **attributes: str | None) -> Html:
-    """`el("a", "x < y", class_="n", data_step="3")` → `<a class="n" data-step="3">x &lt; y</a>`.
-
-    Tags and names of attributes are constants of this package; values and children may be anything.
-    """
+    """`el("a", "x < y", class_="n", data_step="3")` → `<a class="n" data-step="3">x &lt; y</a>`. Tags and names of
+    attributes are constants of this package; values and children may be anything."""
     shown = (
         f' {name.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
         for name, value in attributes.items()

@@ -35,20 +35,8 @@ has finished, the others are about to."""
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """One rank's last training. Earlier ones in the same file are in `earlier`.
-
-    Attributes:
-        rank: its number.
-        path: its file.
-        run: the `run` record; empty if there is none.
-        steps: the last record of each step, in order (`steps` in one of them: how many it stands for).
-        evaluations, saves, ooms: records of these kinds in order.
-        modules: rows of the table by module.
-        end: the `end` record, if there is one.
-        ending: how it ended.
-        last: the last record of any kind.
-        earlier: the starts before the last one, each with how it ended.
-    """
+    """One rank's last training, with the records of each kind in order; of a step the last one (`steps` in it: how
+    many it stands for). `last`: the last record of any kind. `earlier`: the starts before, each with how it ended."""
 
     rank: int
     path: Path
@@ -66,15 +54,8 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: its ranks, how it ended, and the limits of its records.
-
-    Attributes:
-        folder: where the files are.
-        ranks: at least one, in order.
-        ending: that of the rank that decides, see `_DECIDING`.
-        ended_by: the rank of `ending`.
-        notes: what limits the records: missing ranks, unreadable lines, a newer schema.
-    """
+    """A run: its ranks, in order, at least one; how it ended, by the rank that decides (`_DECIDING`); and what limits
+    the records: missing ranks, unreadable lines, a newer schema."""
 
     folder: Path
     ranks: tuple[RankRun, ...]
@@ -97,41 +78,32 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._readers: dict[int, RankReader] = {}
+        self.readers: dict[int, RankReader] = {}
 
     def read(self) -> bool:
-        """Takes what is new in all files; True if something was.
-
-        Raises:
-            InputError: a file that cannot be read.
-        """
+        """Takes what is new in all files; True if something was. InputError where one cannot be read."""
         try:
             for path in self.folder.iterdir():
                 match = _FILE.fullmatch(path.name)
                 if match is not None and path.is_file():
-                    self._readers.setdefault(int(match[1]), RankReader(path))
-            grown = [reader.read() for reader in self._readers.values()]  # all of them, also after the first that has
+                    self.readers.setdefault(int(match[1]), RankReader(path))
+            grown = [reader.read() for reader in self.readers.values()]  # all of them, also after the first that has
             return any(grown)
         except (FileNotFoundError, NotADirectoryError):
             return False  # not there yet, or not there any more
         except OSError as error:
             raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
-    @property
-    def files(self) -> int:
-        """How many records files there are."""
-        return len(self._readers)
-
     def run(self) -> Run | None:
         """What was read so far; None if no record was."""
         here = Here()
-        found = sorted((rank, reader) for rank, reader in self._readers.items() if reader.attempts)
+        found = sorted((rank, reader) for rank, reader in self.readers.items() if reader.attempts)
         if not found:
             return None
         ranks = tuple(_rank_run(rank, reader, here) for rank, reader in found)
         ranks, left_over = _of_the_newest_start(ranks)
         decides = min(ranks, key=lambda rank: _DECIDING.index(rank.ending.kind))
-        unreadable = {rank: reader.unreadable for rank, reader in self._readers.items()}
+        unreadable = {rank: reader.unreadable for rank, reader in self.readers.items()}
         newest = max(reader.newest_schema for _, reader in found)
         return Run(
             self.folder, ranks, decides.ending, decides.rank, tuple(_notes(ranks, left_over, unreadable, newest))
@@ -139,13 +111,7 @@ class RunReader:
 
 
 def load_run(run_dir: str | Path) -> Run:
-    """Reads the `memory-rank*.jsonl` of a folder.
-
-    Files that end in the middle of a line, or hold lines that are no records, give what can be read of them.
-
-    Raises:
-        InputError: the folder does not exist, has no records file, or the files have no record.
-    """
+    """Reads a folder's `memory-rank*.jsonl`, as far as lines are whole; InputError where there is no record."""
     folder = Path(run_dir)
     if _FILE.fullmatch(folder.name) and folder.is_file():
         folder = folder.parent
@@ -157,7 +123,7 @@ def load_run(run_dir: str | Path) -> Run:
     run = reader.run()
     if run is not None:
         return run
-    if reader.files:
+    if reader.readers:
         raise InputError(
             f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {_follow(folder)}"
         )

@@ -38,16 +38,9 @@ _MOST_STARTS: Final = 1000
 
 @dataclass(slots=True)
 class Attempt:
-    """One start of the training: from its `run` record to the next one, or to the end of the file.
-
-    Attributes:
-        run: the `run` record; empty if the file begins without one.
-        ooms: `oom` records.
-        end: the `end` record, if there is one.
-        lost: the `lost` record of the last time that records could not be written.
-        last: the last record of any other kind.
-        last_step: the last step that this start finished, as far as it was recorded.
-    """
+    """One start of the training: from its `run` record, if it has one, to the next. `lost`: where records could not be
+    written. `last`: the last record of any other kind. `last_step`: the last step that this start finished and
+    recorded."""
 
     run: RunRecord = field(default_factory=RunRecord)
     ooms: list[OomRecord] = field(default_factory=list)
@@ -76,11 +69,10 @@ class RankReader:
         self._seen = (0, 0)
 
     def read(self) -> bool:
-        """True if there was something new. A file that became shorter is another one; one that was changed and got no
-        line at its end may have one in place of blanks, as on a full disk. Both are read from the start.
+        """True if there was something new. OSError where the file cannot be read.
 
-        Raises:
-            OSError: the file cannot be read.
+        A file that became shorter is another one; one that was changed and got no line at its end may have one in
+        place of blanks, as on a full disk. Both are read from the start.
         """
         status = self.path.stat()
         if status.st_size < self._offset:

@@ -93,11 +93,12 @@ def _cleaner(hint: Any) -> Callable[[Any], Any]:
         return lambda value: _fields(value, lambda name: each)
     if origin is dict:
         return lambda value: _of_the_user(value) if isinstance(value, dict) else None
-    if origin is list and is_typeddict(inner[0]):
-        row = _cleaner(inner[0])
-        return lambda value: [row(one) for one in value if isinstance(one, dict)] if isinstance(value, list) else None
+    if origin is list:
+        each = _cleaner(inner[0])
+        return lambda value: [one for one in map(each, value) if one is not None] if isinstance(value, list) else None
     if list[float] in inner:  # `[low, high]` where it was predicted
-        return lambda value: _range(value) if isinstance(value, list) else _number(value)
+        several = _cleaner(list[float])
+        return lambda value: several(value) if isinstance(value, list) else _number(value)
     return _of_the_user
 
 
@@ -106,10 +107,6 @@ def _fields(value: Any, cleaner: Callable[[str], Callable[[Any], Any]]) -> dict[
         return None
     cleaned = ((name, cleaner(name)(each)) for name, each in value.items())
     return {name: each for name, each in cleaned if each is not None}
-
-
-def _range(values: list[Any]) -> list[float]:
-    return [each for each in map(_number, values) if each is not None]
 
 
 def _by_unit(name: str) -> Callable[[Any], Any]:

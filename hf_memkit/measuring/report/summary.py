@@ -1,7 +1,5 @@
-"""The figures of a run that every view shows. In: `Run`. Out: `Summary`, so that text, page and JSON say the same.
-
-Several ranks: the figures are those of the rank with the highest peak, but for what is said of each.
-"""
+"""The figures of a run that every view shows, so that text, page and JSON say the same. In: `Run`. Out: `Summary`, of
+the rank with the highest peak."""
 
 from __future__ import annotations
 
@@ -41,24 +39,17 @@ class Summary:
     """What a run needed. None or empty: not recorded.
 
     Attributes:
-        rank: the rank that the figures are of.
         capacity_gib: the GPU's memory, or the allocator's cap where one is set.
         capped: the cap as a share of the GPU; None: no cap.
-        peak: the highest allocated.
         percent: `peak` of `capacity_gib`.
-        reserved_gib: the highest reserved.
         others_gib: the highest outside this allocator: contexts, libraries, other processes.
         headroom_gib: `capacity_gib` less `reserved_gib` and `others_gib`.
         categories: GiB by category, adding up to the peak of `categories_step`, when `categories_reserved_gib` were
             reserved.
-        phases: the highest allocated in each phase.
         held: GiB by place and category held between steps, at the last step recorded in detail.
         host: `rss_gib` (highest), `available_gib` (lowest), `total_gib`, `pinned_gib`, `disk_swap_gib` (highest).
-        steps: how many were recorded.
-        step_time_ms: their median.
-        predicted_step_time_ms: low, middle and high, or one figure; empty: not predicted.
-        retries: how often the allocator freed its cache and tried again.
-        predicted: rows of (what, predicted, measured), GiB; a range is the text `low–high`.
+        step_time_ms: the median.
+        predicted_step_time_ms: low, middle and high, or one figure.
     """
 
     rank: int
@@ -109,13 +100,7 @@ def compared(
     phases: Mapping[str, float],
     categories: Mapping[str, float],
 ) -> Iterator[Compared]:
-    """A row for everything that was predicted: the peaks, then phases, then categories.
-
-    Args:
-        prediction: by its JSON names; empty if there is none.
-        peak_gib, reserved_gib: measured highest; None: not measured.
-        phases, categories: measured GiB by name.
-    """
+    """A row for everything that was predicted: the peaks, phases, categories, each with what was measured in GiB."""
     of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
     rows: list[tuple[str, Any, float | None]] = [
         ("peak allocated", prediction.get("peak_allocated_gib"), peak_gib),

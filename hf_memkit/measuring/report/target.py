@@ -1,8 +1,8 @@
 """What a run will need, as predicted: the target of a rehearsal, or what `memkit predict` was asked. In: JSON of a
-prediction, such as a rehearsal's `run` record has. Out: `Target`, and sentences.
+prediction. Out: `Target`, and sentences.
 
-A recipe puts the prediction into `facts` (`run/training.py`), in the form of `memkit predict --json`. Facts are the
-user's and may hold anything, so every value is looked at here.
+A recipe puts the prediction into `facts`, in the form of `memkit predict --json`. Facts are the user's and may hold
+anything, so every value is looked at here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.common.terms import CATEGORIES, PHASES
+from hf_memkit.measuring.out_of_memory.run_view import mapping
 from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.sanitize import number, text
 
@@ -25,24 +26,14 @@ _VERDICTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The prediction of a run, such as the target of a rehearsal. None and empty: not predicted.
+    """The prediction of a run. None and empty: not predicted.
 
     Attributes:
-        gpu: name of the GPU.
-        capacity_gib: its memory.
-        verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk.
+        verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk; `why` is its reason.
         gpu_verdict: the same of the GPU alone.
-        why: the reason of `verdict`.
-        peak_gib: the highest allocated.
-        peak_phase: the phase that it is in.
         reserved_gib: lowest and highest peak reserved.
-        outside_gib: what lies outside the allocator.
         categories: GiB by category at the peak.
-        phases: the highest allocated in each phase, GiB.
-        host_gib: RAM of one machine, page-locked RAM included.
-        ram_gib: RAM of the machine that rehearsed.
-        disk_gib: what training keeps on disk.
-        rests_on: what the prediction was computed from.
+        host_gib: RAM of one machine, page-locked RAM included; `ram_gib` is that of the machine that rehearsed.
         is_measured: whether predictions of its kind were compared with measured runs.
     """
 
@@ -77,18 +68,18 @@ def target_of(run: Run) -> Target | None:
 
 def read_target(content: Any) -> Target | None:
     """The prediction of this JSON form, which may be anything; None for what is none."""
-    found = _mapping(content)
+    found = mapping(content)
     peak = number(found, "peak_allocated_gib")
     ends = found.get("peak_reserved_gib")
     reserved = dict(enumerate(ends)) if isinstance(ends, list) else {}
     low, high = (number({"end": reserved.get(i)}, "end") for i in (0, 1))
     if peak is None or low is None or high is None:
         return None
-    by_phase, by_category = _mapping(found.get("phases")), _mapping(found.get("categories"))
-    phases = {phase: number(_mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
+    by_phase, by_category = mapping(found.get("phases")), mapping(found.get("categories"))
+    phases = {phase: number(mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
     categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
     host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(found, name)) is not None]
-    phase, confidence = found.get("peak_phase"), _mapping(found.get("confidence"))
+    phase, confidence = found.get("peak_phase"), mapping(found.get("confidence"))
     verdict = _verdict(found.get("verdict"))
     return Target(
         gpu=text(found.get("gpu") or "the target's GPU", 60),
@@ -148,7 +139,3 @@ def command(run: Run, target: Target) -> str:
 
 def _verdict(value: Any) -> str | None:
     return value if isinstance(value, str) and value in _VERDICTS else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -1,31 +1,25 @@
-"""A run in one screen of text, and the same as plain data. In: `Run`. Out: lines, a Rich renderable, or a dict.
-
-Everything from the records is put in as Rich `Text`, never as markup.
-"""
+"""A run in one screen of text, and the same as plain data. In: `Run`. Out: lines, a Rich renderable (text from the
+records as `Text`, never as markup), or a dict."""
 
 from __future__ import annotations
 
 import io
 import shlex
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.measuring.report import wording
 from hf_memkit.measuring.report.advice import Advice, advise, finding_sentence
+from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.summary import Summary, furthest_off, summarise, summarise_ranks
-from hf_memkit.measuring.report.target import rests_on, target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-
-    from hf_memkit.measuring.report.load import Run
-    from hf_memkit.measuring.report.target import Target
-
+from hf_memkit.measuring.report.target import Target, rests_on, target_of
 
 PAGE: Final = "memory-report.html"
 """Name of the page in the run's folder, unless another is asked for."""
@@ -37,12 +31,7 @@ _RANKS_SHOWN: Final = 8
 
 
 def text_report(run: Run, width: int = 80, *, modules: bool = False) -> str:
-    """The run as plain text without colour; no line is longer than `width`, except the one that names the page.
-
-    `modules`: add the table by module.
-    """
-    from rich.console import Console
-
+    """The run as plain text without colour; only the line that names the page may be longer than `width`."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(view(run, width, modules=modules), crop=False)
@@ -77,9 +66,6 @@ def report_json(run: Run) -> dict[str, Any]:
 
 def view(run: Run, width: int, *, modules: bool = False) -> Group:
     """The run for a Rich console of `width` characters."""
-    from rich.console import Group
-    from rich.text import Text
-
     summary = summarise(run)
     advice = advise(run, summary)
     parts: list[RenderableType] = [
@@ -111,9 +97,6 @@ def view(run: Run, width: int, *, modules: bool = False) -> Group:
 
 
 def _bars(summary: Summary, target: Target | None, width: int) -> list[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text
-
     tables = []
     if target is not None and summary.peak is None:
         tables.append(_bar_table("Target by category, predicted", target.categories, CATEGORY_COLOURS))
@@ -136,9 +119,6 @@ def _bars(summary: Summary, target: Target | None, width: int) -> list[Renderabl
 
 
 def _bar_table(heading: str, values: Mapping[str, float], colours: Mapping[Any, str]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False, title=Text(heading))
     table.title_justify, table.title_style = "left", "bold"
     table.add_column()
@@ -173,8 +153,6 @@ def _held_elsewhere(summary: Summary) -> str | None:
 
 
 def _table() -> Table:
-    from rich.table import Table
-
     return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
 
 
@@ -204,8 +182,6 @@ def _predicted(summary: Summary) -> list[str]:
 
 
 def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:
-    from rich.text import Text
-
     lines = [finding_sentence(run, rank, finding) for rank, finding in advice.findings]
     lines += [change.sentence() for change in advice.changes]
     if not lines:
@@ -214,8 +190,6 @@ def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:
 
 
 def _modules(run: Run) -> RenderableType:
-    from rich.text import Text
-
     rows = wording.module_rows(run)
     if not rows:
         return Text("No table by module recorded.")

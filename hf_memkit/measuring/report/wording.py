@@ -195,11 +195,8 @@ MODULE_COLUMNS: Final = ("module", "class", "parameters", "trained", "size", "wh
 
 
 def module_rows(run: Run) -> list[tuple[str, ...]]:
-    """The table by module, as of the first rank, and the sum of all rows below them.
-
-    A record has the figures of one of `repeats` equal modules, which the name says (`h.0…47`), a row here those of all
-    of them, so that the rows add up.
-    """
+    """The table by module, as of the first rank, and the sum of all rows below them. A record has the figures of one
+    of `repeats` equal modules, a row here those of all of them, so that the rows add up."""
     found = []
     totals = [0, 0, 0]
     for module in run.first.modules:

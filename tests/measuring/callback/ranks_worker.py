@@ -34,7 +34,7 @@ def main() -> None:
         print(json.dumps({"step": step, "heard": report, "longest_ms": longest_ms}), flush=True)
     began = time.perf_counter()
     numbers.close()
-    print(json.dumps({"close_s": time.perf_counter() - began, "failure": numbers.failure}), flush=True)
+    print(json.dumps({"close_s": time.perf_counter() - began, "failure": numbers._shared.failure}), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_memkit.measuring.callback import MemoryReportCallback, attach, oom_advice
+from hf_memkit import MemoryReportCallback, attach, oom_advice
 from hf_memkit.measuring.memory.hooks import ModelHook
-from hf_memkit.measuring.memory.readers import HostReader, MemoryReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader
+from hf_memkit.measuring.memory.readers.host import HostReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records, steps
 from tests.fewer import first

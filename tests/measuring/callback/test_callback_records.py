@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.measuring.memory.records import read_records, steps
 
 pytestmark = pytest.mark.compat
@@ -101,7 +101,7 @@ def test_log_keys_reach_the_log_history_and_other_callbacks(make_trainer: Any, a
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             self.seen.append(dict(logs))
 
-    from hf_memkit.measuring.memory.readers import HostReader
+    from hf_memkit.measuring.memory.readers.host import HostReader
 
     trainer = make_trainer([Dashboard()], eval_strategy="steps", eval_steps=2)
     callback = attach(trainer, readers=[allocator, HostReader()])

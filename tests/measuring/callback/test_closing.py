@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.measuring.callback.one_training import expect_end
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.recorder import RunRecorder

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.common.errors import SettingError
-from hf_memkit.measuring.callback import MemoryReportCallback, attach
 from hf_memkit.measuring.callback.numbers_of_ranks import Heard
-from hf_memkit.measuring.memory.readers import HostReader
+from hf_memkit.measuring.memory.readers.host import HostReader
 
 FEW = {"peak_allocated_gib", "peak_reserved_gib", "fragmentation_gib", "peak_reserved_percent", "headroom_gib"}
 QUIET: dict[str, Any] = {"summary": False, "html": False}

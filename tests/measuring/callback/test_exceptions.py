@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 
+from hf_memkit import MemoryReportCallback, attach, oom_advice
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.callback import MemoryReportCallback, attach, oom_advice
 from hf_memkit.measuring.callback.oom_note import out_of_memory
 from hf_memkit.measuring.memory.hooks import HookSet, ModelHook
 from hf_memkit.measuring.memory.records import read_records

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from hf_memkit.measuring.callback import MemoryReportCallback
+from hf_memkit import MemoryReportCallback
 from hf_memkit.measuring.callback.one_training import expect_end
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.records import RecordWriter, read_records, steps
-from hf_memkit.measuring.report import load_run
+from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.rank_reader import RankReader
 from tests.measuring.report.synthetic_records import hosted_here
 

@@ -20,7 +20,7 @@ os.environ.update(single_process_environment())
 from accelerate.state import AcceleratorState, GradientState
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit.measuring.callback import attach
+from hf_memkit import attach
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.setup.process_group import join_process_group, leave_process_group
 from tests.engine.tiny_training import blocks, load_model, save_initial_weights

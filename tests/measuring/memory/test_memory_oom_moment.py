@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from tests.measuring.memory.live_storages import GIB, LiveStorages
 

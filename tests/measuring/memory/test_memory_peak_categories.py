@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from hf_memkit import attach
 from hf_memkit.catalog.library_versions import to_installed_arguments
-from hf_memkit.measuring.callback import attach
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.memory.timeline import Moment, Segment, categories_of
 from tests.measuring.memory.live_storages import GIB, LiveStorages

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 
-from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.memory.windows import LogNumbers

@@ -7,16 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.measuring.memory.readers import (
-    CudaReader,
-    HostReader,
-    MemoryReader,
-    NvmlReader,
-    PinnedReader,
-    ReaderGroup,
-    readers_for_this_machine,
-)
-from hf_memkit.measuring.memory.readers.nvml import bytes_of_this_process
+from hf_memkit.measuring.memory.readers import nvml, readers_for_this_machine
+from hf_memkit.measuring.memory.readers.allocators import CachingAllocatorReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader, ReaderGroup
+from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader
+from hf_memkit.measuring.memory.readers.nvml import NvmlReader
 
 
 def test_the_readers_of_this_machine() -> None:
@@ -47,13 +42,14 @@ def test_one_reader_failing_leaves_the_others(allocator: Any) -> None:
     assert group.device == torch.device("cpu")
 
 
-def test_which_process_is_ours() -> None:
+def test_which_process_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     me, gib = os.getpid(), 2**30
 
     def ours(
         processes: list[tuple[int, int | None]], reserved: int, *, outside_a_container: bool = True
     ) -> int | None:
-        return bytes_of_this_process(processes, reserved, knows_own_number=lambda: outside_a_container)
+        monkeypatch.setattr(nvml, "_in_first_pid_namespace", lambda: outside_a_container)
+        return nvml.bytes_of_this_process(processes, reserved)
 
     assert ours([(me, 3 * gib), (1, 9 * gib)], 2 * gib) == 3 * gib
     assert ours([(1, 9 * gib), (2, 3 * gib)], 2 * gib) is None
@@ -67,8 +63,10 @@ def test_which_process_is_ours() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_cuda_counters() -> None:
-    assert [type(r) for r in readers_for_this_machine()] == [HostReader, CudaReader, PinnedReader, NvmlReader]
-    reader = CudaReader()
+    assert [type(r) for r in readers_for_this_machine()] == [
+        HostReader, CachingAllocatorReader, PinnedReader, NvmlReader,
+    ]  # fmt: skip
+    reader = CachingAllocatorReader(torch.cuda, torch.device("cuda", 0))
     block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     before = reader.read()["allocated_gib"]
     assert before >= 0.25

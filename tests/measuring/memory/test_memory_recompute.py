@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from hf_memkit.measuring.callback import MemoryReportCallback
+from hf_memkit import MemoryReportCallback
 from hf_memkit.measuring.memory.records import read_records, steps
 
 SMALL = {

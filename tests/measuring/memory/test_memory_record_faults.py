@@ -139,7 +139,7 @@ TRAINING = """
 import sys
 from pathlib import Path
 from transformers import Trainer, TrainingArguments
-from hf_memkit.measuring.callback import MemoryReportCallback
+from hf_memkit import MemoryReportCallback
 from tests.tiny_trainer import samples, tiny_gpt2
 Trainer(
     model=tiny_gpt2(),

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_memkit.measuring.callback import MemoryReportCallback
+from hf_memkit import MemoryReportCallback
 from hf_memkit.measuring.memory.facts import arguments_that_matter, swap_folders
 from hf_memkit.measuring.memory.holdings import Inventory, walk
 from hf_memkit.measuring.memory.modules import module_rows

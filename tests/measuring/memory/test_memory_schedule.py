@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
 from hf_memkit.measuring.memory.peak_sampler import WatchSchedule
-from hf_memkit.measuring.memory.readers import HostReader
+from hf_memkit.measuring.memory.readers.host import HostReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.memory.windows import SINGLE_STEPS, StepWindow, window_size

@@ -304,10 +304,8 @@ def test_a_step_record_speaks_for_the_phase_of_its_peak() -> None:
     assert "arguments.per_device_eval_batch_size" in all_of(run(), step)
 
 
-@pytest.mark.parametrize(
-    "record", [{}, {"arguments": None, "hardware": 3, "versions": []}, run(arguments={"optim": None})]
-)
-@pytest.mark.parametrize("moment", [{}, {"phase": 7, "categories": "x"}, {"phase": "backward"}, oom(categories=None)])
+@pytest.mark.parametrize("record", [{}, {"arguments": {}, "hardware": {}}, run(arguments={"optim": None})])
+@pytest.mark.parametrize("moment", [{}, {"phase": "evaluate"}, {"phase": "backward"}, oom(categories=None)])
 def test_records_that_say_little_give_few_changes_and_no_error(record: dict[str, Any], moment: dict[str, Any]) -> None:
     for change in suggest(record, moment, limit=99):
         assert change.saves_gib is None and change.basis is None

@@ -15,7 +15,7 @@ from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
 from hf_memkit.measuring.out_of_memory import explain_oom, suggest
-from hf_memkit.measuring.out_of_memory.advice import _OFFERED
+from hf_memkit.measuring.out_of_memory.advice import _OFFERED, _applied
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
 from hf_memkit.measuring.out_of_memory.message import OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
@@ -89,7 +89,7 @@ def test_every_argument_that_is_named_exists_in_transformers() -> None:
     for memory, technique in table:
         for in_use in used:  # type: ignore[assignment]
             failed = FailedJob(OomMessage("x", "PyTorch", memory), Traced(in_use=in_use), RunView({}, {}))
-            changes += [change] if (change := technique(failed)) is not None else []
+            changes += _applied((technique,), failed)
     changes = [change for change in changes if change.key not in _OF_OTHERS]
     named = {change.key.removeprefix("arguments.") for change in changes if change.key.startswith("arguments.")}
     classes = (TrainingArguments, GRPOConfig)  # vLLM's arguments are TRL's

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.measuring.report import load_run, text_report
+from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.page import page
+from hf_memkit.measuring.report.text import text_report
 from tests.measuring.report import synthetic_records as made
 
 GOLDEN = Path(__file__).parent / "golden"

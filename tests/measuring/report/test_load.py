@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.common.errors import InputError
-from hf_memkit.measuring.report import load_run, report_json, text_report
-from hf_memkit.measuring.report.load import RunReader
+from hf_memkit.measuring.report.load import RunReader, load_run
 from hf_memkit.measuring.report.rank_reader import RankReader
+from hf_memkit.measuring.report.text import report_json, text_report
 from tests.conftest import ROOT
 from tests.measuring.report import synthetic_records as made
 from tests.record_shape import misfits
@@ -225,7 +225,9 @@ def test_neither_torch_nor_transformers_is_needed(tmp_path: Path) -> None:
     made.write(tmp_path, made.healthy(5, host=made.hosted_here(pid=2**22 + 1, process_started=0, oom_kills=0))[:-1])
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from hf_memkit.measuring.report import load_run, text_report, write_page\n"
+        "from hf_memkit.measuring.report.load import load_run\n"
+        "from hf_memkit.measuring.report.page import write_page\n"
+        "from hf_memkit.measuring.report.text import text_report\n"
         f"run = load_run({str(tmp_path)!r}); print(text_report(run)); assert 'plotly' not in sys.modules\n"
         f"write_page(run, {str(tmp_path / 'page.html')!r}); assert 'numpy' not in sys.modules"
     )

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from hf_memkit.measuring.memory.cgroup import oom_kills
-from hf_memkit.measuring.report import Ending, load_run
-from hf_memkit.measuring.report.ending import Here, judge_ending
+from hf_memkit.measuring.report.ending import Ending, Here, judge_ending
+from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.rank_reader import Attempt
 from tests.measuring.report import synthetic_records as made
 

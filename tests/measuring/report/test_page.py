@@ -13,11 +13,11 @@ from playwright.sync_api import Page
 
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import REPOSITORY, documentation
-from hf_memkit.measuring.report import load_run, write_page
 from hf_memkit.measuring.report.charts import POINTS, charts, plotly_text
 from hf_memkit.measuring.report.document import as_json
 from hf_memkit.measuring.report.html import join
-from hf_memkit.measuring.report.page import page
+from hf_memkit.measuring.report.load import load_run
+from hf_memkit.measuring.report.page import page, write_page
 from hf_memkit.measuring.report.summary import summarise
 from tests.chromium import CONTRAST, Watched
 from tests.fewer import one_each

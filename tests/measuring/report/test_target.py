@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from hf_memkit.measuring.report import load_run, report_json, text_report, write_page
-from hf_memkit.measuring.report.page import page
+from hf_memkit.measuring.report.load import load_run
+from hf_memkit.measuring.report.page import page, write_page
 from hf_memkit.measuring.report.target import target_of
+from hf_memkit.measuring.report.text import report_json, text_report
 from tests.chromium import Watched
 from tests.measuring.report import synthetic_records as made
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from hf_memkit.cli import main
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.report import load_run, report_json, text_report
-from hf_memkit.measuring.report.text import view
+from hf_memkit.measuring.report.load import load_run
+from hf_memkit.measuring.report.text import report_json, text_report, view
 from tests.measuring.report import synthetic_records as made
 
 PREDICTION = {

@@ -1,31 +1,13 @@
-"""Reading memory counters. In: this machine. Out: flat numbers by name, `{"allocated_gib": 1.5, …}`.
-
-`base` says what a reader is; `allocators` reads torch's device allocators, `nvml` the driver, `host` what is not on
-the device (RAM within the limit of `hf_memkit.measuring.memory.cgroup`, pinned memory, swap files).
-"""
+"""Reading memory counters. In: this machine. Out: flat numbers by name, `{"allocated_gib": 1.5, …}`."""
 
 from __future__ import annotations
 
 import torch
 
-from hf_memkit.measuring.memory.readers.allocators import CudaReader, MpsReader, XpuReader
-from hf_memkit.measuring.memory.readers.base import Mark, MemoryReader, ReaderGroup
-from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader, SwapReader
+from hf_memkit.measuring.memory.readers.allocators import CachingAllocatorReader, MpsReader
+from hf_memkit.measuring.memory.readers.base import MemoryReader
+from hf_memkit.measuring.memory.readers.host import HostReader, PinnedReader
 from hf_memkit.measuring.memory.readers.nvml import NvmlReader
-
-__all__ = [
-    "CudaReader",
-    "HostReader",
-    "Mark",
-    "MemoryReader",
-    "MpsReader",
-    "NvmlReader",
-    "PinnedReader",
-    "ReaderGroup",
-    "SwapReader",
-    "XpuReader",
-    "readers_for_this_machine",
-]
 
 
 def readers_for_this_machine(device: torch.device | None = None) -> list[MemoryReader]:
@@ -36,11 +18,11 @@ def readers_for_this_machine(device: torch.device | None = None) -> list[MemoryR
     if device is None:
         return readers
     if device.type == "cuda" and torch.cuda.is_available():
-        readers += [CudaReader(device), PinnedReader()]
+        readers += [CachingAllocatorReader(torch.cuda, device), PinnedReader()]
         if torch.version.hip is None:
             readers.append(NvmlReader(device))
     elif device.type == "xpu" and torch.xpu.is_available():
-        readers.append(XpuReader(device))
+        readers.append(CachingAllocatorReader(torch.xpu, device))
     elif device.type == "mps" and torch.backends.mps.is_available():
         readers.append(MpsReader())
     return readers

@@ -8,18 +8,15 @@ from typing import Any
 import torch
 
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.readers.base import Mark
+from hf_memkit.measuring.memory.readers.base import Mark, MemoryReader
 
 
-class CachingAllocatorReader:
-    """An allocator with the counters of `torch.cuda.memory_stats`.
-
-    The counters are asked for as a nested dictionary, once for all of them: the flat form of `memory_stats`, of about
-    a hundred sorted names, takes several times as long (torch 2.13: torch/cuda/memory.py).
-    """
+class CachingAllocatorReader(MemoryReader):
+    """An allocator with the counters of `torch.cuda.memory_stats` (CUDA, ROCm, XPU). They are asked for as a nested
+    dictionary: the flat form takes several times as long (torch 2.13: torch/cuda/memory.py)."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        self.device: torch.device | None = device
+        self.device = device
         self._module = module
 
     def read(self) -> dict[str, float]:
@@ -28,11 +25,7 @@ class CachingAllocatorReader:
             return {}
         allocated = stats["allocated_bytes"]["all"]["current"]
         reserved = stats["reserved_bytes"]["all"]["current"]
-        counters = {
-            "allocated_gib": allocated / GIB,
-            "reserved_gib": reserved / GIB,
-            "fragmentation_gib": (reserved - allocated) / GIB,
-        }
+        counters = _counters(allocated, reserved)
         for name, key in (("alloc_retries", "num_alloc_retries"), ("allocator_ooms", "num_ooms")):
             if key in stats:  # XPU counts neither
                 counters[name] = stats[key]
@@ -48,7 +41,7 @@ class CachingAllocatorReader:
         """What is allocated and both peaks, from one question."""
         stats = self._stats()
         if not stats:
-            return Mark(None, None, None)
+            return Mark()
         allocated = stats["allocated_bytes"]["all"]
         return Mark(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["peak"])
 
@@ -64,21 +57,7 @@ class CachingAllocatorReader:
         return stats
 
 
-class CudaReader(CachingAllocatorReader):
-    """torch's CUDA allocator (ROCm builds of torch have the same)."""
-
-    def __init__(self, device: torch.device | int | None = None) -> None:
-        super().__init__(torch.cuda, _device("cuda", device, torch.cuda.current_device))
-
-
-class XpuReader(CachingAllocatorReader):
-    """torch's allocator for Intel GPUs."""
-
-    def __init__(self, device: torch.device | int | None = None) -> None:
-        super().__init__(torch.xpu, _device("xpu", device, torch.xpu.current_device))
-
-
-class MpsReader:
+class MpsReader(MemoryReader):
     """torch's allocator for Apple GPUs. It has no peak counter, so there are no peaks, phases or categories.
 
     `reserved_gib` is what Metal's driver holds for this process, and the capacity is what Metal recommends to stay
@@ -86,29 +65,18 @@ class MpsReader:
     """
 
     def __init__(self) -> None:
-        self.device: torch.device | None = torch.device("mps")
+        self.device = torch.device("mps")
 
     def read(self) -> dict[str, float]:
-        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-        return {
-            "allocated_gib": allocated / GIB,
-            "reserved_gib": reserved / GIB,
-            "fragmentation_gib": (reserved - allocated) / GIB,
-        }
-
-    def peak(self) -> dict[str, float]:
-        return {}
-
-    def reset_peak(self) -> None:
-        return None
+        return _counters(torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory())
 
     def mark(self) -> Mark:
-        return Mark(torch.mps.current_allocated_memory(), None, None)
+        return Mark(torch.mps.current_allocated_memory())
 
     def capacity(self) -> dict[str, float]:
         return {"capacity_gib": torch.mps.recommended_max_memory() / GIB}
 
 
-def _device(kind: str, device: torch.device | int | None, current: Any) -> torch.device:
-    index = device.index if isinstance(device, torch.device) else device
-    return torch.device(kind, current() if index is None else index)
+def _counters(allocated: int, reserved: int) -> dict[str, float]:
+    sizes = {"allocated_gib": allocated, "reserved_gib": reserved, "fragmentation_gib": reserved - allocated}
+    return {name: size / GIB for name, size in sizes.items()}

@@ -19,37 +19,38 @@ from hf_memkit.measuring.memory.error_barrier import describe
 
 @runtime_checkable
 class MemoryReader(Protocol):
-    """One source of memory counters.
+    """One source of memory counters; a subclass inherits the answer that there is nothing.
 
     A reader may have two more methods: `mark() -> Mark`, what `read` and `peak` say of the allocator in one cheap
     call; and `refresh()`, after which the next `read` looks again even if it looked a moment ago.
     """
 
-    device: torch.device | None
+    device: torch.device | None = None
     """The device that the counters `*allocated_gib` are about, or None."""
 
     def read(self) -> dict[str, float]:
         """Counters as they are now."""
+        return {}
 
     def peak(self) -> dict[str, float]:
         """The highest values since the last `reset_peak`, names beginning with `peak_`."""
+        return {}
 
     def reset_peak(self) -> None:
         """Lets the peaks start again from what is in use now."""
+        return None
 
     def capacity(self) -> dict[str, float]:
         """What does not change while the process lives."""
+        return {}
 
 
 class Mark(NamedTuple):
     """The allocator at one moment, in bytes; None for what the device cannot tell."""
 
-    allocated: int | None
-    peak_allocated: int | None
-    peak_reserved: int | None
-
-
-_NOTHING = Mark(None, None, None)
+    allocated: int | None = None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
 
 
 class Every:
@@ -71,25 +72,14 @@ class Every:
         self._next_s = -math.inf
 
 
-class Occasional:
-    """A reader of numbers without peaks, beside the device's allocator, that looks every `seconds` at most."""
-
-    device: torch.device | None = None
+class Occasional(MemoryReader):
+    """A reader of numbers beside the device's allocator, that looks every `seconds` at most."""
 
     def __init__(self, seconds: float) -> None:
         self._every = Every(seconds)
 
     def refresh(self) -> None:
         self._every.now()
-
-    def peak(self) -> dict[str, float]:
-        return {}
-
-    def reset_peak(self) -> None:
-        return None
-
-    def capacity(self) -> dict[str, float]:
-        return {}
 
 
 class ReaderGroup:
@@ -132,14 +122,14 @@ class ReaderGroup:
     def mark(self) -> Mark:
         """The allocator now; asked at every boundary."""
         if self._allocator is None:
-            return _NOTHING
+            return Mark()
         if self._mark is None:
             return self._mark_of_two(self._allocator)
         try:
             return self._mark()
         except Exception as error:
             self._note(self._allocator, "mark", error)
-            return _NOTHING
+            return Mark()
 
     def _mark_of_two(self, reader: MemoryReader) -> Mark:
         """From a reader that has no `mark`."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -22,11 +21,7 @@ _SWAP_EVERY_S = 5.0
 
 
 class HostReader(Occasional):
-    """This process's memory in RAM, and what is left for it.
-
-    The first is looked up every tenth of a second at most, the second every half, and repeated in between: the kernel
-    adds them up for each who asks.
-    """
+    """This process's RAM and what is left, looked up now and then: the kernel adds them up for each who asks."""
 
     def __init__(self) -> None:
         super().__init__(_OWN_EVERY_S)
@@ -59,20 +54,16 @@ class HostReader(Occasional):
 
 
 class PinnedReader(Occasional):
-    """Page-locked RAM that torch's allocator for it has taken, cached blocks included.
-
-    Block sizes are powers of two, and memory that a library locked by itself is not in it
-    (torch 2.13: `torch.cuda.host_memory_stats`).
-    """
+    """Page-locked RAM of torch's allocator, cached blocks included; block sizes are powers of two (torch 2.13:
+    `torch.cuda.host_memory_stats`)."""
 
     def __init__(self) -> None:
         super().__init__(_AVAILABLE_EVERY_S)
-        self._read: Callable[[], Any] | None = getattr(torch.cuda, "host_memory_stats_as_nested_dict", None)
 
     def read(self) -> dict[str, float]:
-        if self._read is None or not self._every.is_due():
+        if not self._every.is_due():
             return {}
-        allocated = self._read().get("allocated_bytes")
+        allocated = torch.cuda.host_memory_stats_as_nested_dict().get("allocated_bytes")
         return {} if allocated is None else {"pinned_gib": allocated["current"] / GIB}
 
 

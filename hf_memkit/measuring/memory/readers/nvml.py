@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,8 @@ _MUCH_MORE = 1.25
 
 
 class NvmlReader(Occasional):
-    """Use of the whole GPU, of this process outside torch's allocator (CUDA context, libraries), and of others.
-
-    Listing the processes of a GPU takes milliseconds, so that is done every half second at most; in between, these
-    numbers are absent.
-    """
+    """Use of the whole GPU, of this process outside torch's allocator, and of others. Absent between two looks:
+    listing the processes of a GPU takes milliseconds."""
 
     def __init__(self, device: torch.device | int | None = None) -> None:
         super().__init__(_EVERY_S)
@@ -60,11 +57,8 @@ class NvmlReader(Occasional):
 
 
 def _handle(pynvml: Any, properties: Any) -> Any:
-    """NVML's handle of the GPU that torch means.
-
-    NVML counts every GPU of the machine, torch only those in CUDA_VISIBLE_DEVICES and maybe in another order, so the
-    index must not be used; the UUID and the PCI address name the GPU itself.
-    """
+    """NVML's handle of the GPU that torch means, by UUID or PCI address: NVML counts every GPU of the machine, torch
+    those in CUDA_VISIBLE_DEVICES."""
     uuid = str(getattr(properties, "uuid", ""))
     for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
         try:
@@ -75,12 +69,7 @@ def _handle(pynvml: Any, properties: Any) -> Any:
     return pynvml.nvmlDeviceGetHandleByPciBusId(address)
 
 
-def bytes_of_this_process(
-    processes: Sequence[tuple[int, int | None]],
-    reserved_bytes: int,
-    *,
-    knows_own_number: Callable[[], bool] | None = None,
-) -> int | None:
+def bytes_of_this_process(processes: Sequence[tuple[int, int | None]], reserved_bytes: int) -> int | None:
     """Which of the (pid, bytes) that NVML lists is this process, if that can be known.
 
     In a container NVML may list process numbers of the host, where ours could be somebody else's. There, a list of one
@@ -88,8 +77,7 @@ def bytes_of_this_process(
     """
     if reserved_bytes == 0:
         return None
-    first = (knows_own_number or _in_first_pid_namespace)()
-    mine = [used for pid, used in processes if pid == os.getpid()] if first else []
+    mine = [used for pid, used in processes if pid == os.getpid()] if _in_first_pid_namespace() else []
     if not mine and len(processes) == 1:
         mine = [processes[0][1]]
     known = [used for used in mine if used is not None]
