@@ -122,7 +122,7 @@ def _other_code(found: Pasted, name: str) -> Iterator[RenderableType]:
 
 
 def _flags(found: Pasted, width: int, plan: Plan, *, with_code: bool = False) -> Iterator[RenderableType]:
-    """What is pasted, in lines that a shell joins. `with_code`: beside other code, for which no plan file is."""
+    """What is pasted, in lines that a shell joins."""
     by_parser = wording.parses(plan) or bool(found.front_end)
     if first := found.typed_first if by_parser else found.before:
         yield "First type:"

@@ -234,12 +234,7 @@ def _with_own(
     batch_size: int | None,
     accumulation: int | None,
 ) -> Request:
-    """The request with its preset and the user's own arguments.
-
-    Raises:
-        InputError: a technique that is a preset's name too, with nothing to put it on.
-        SettingError: values that are wrong.
-    """
+    """The request with its preset and the user's own arguments."""
     from hf_memkit.recipes.resolve import read_own
     from hf_memkit.setup.own_arguments import wrong_counts
 
@@ -273,12 +268,7 @@ _INSTEAD: Final = {
 
 
 def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
-    """The recipe, and the request with its own arguments.
-
-    Raises:
-        InputError: there is no such recipe, or an option has no place here.
-        SettingError: settings that are wrong.
-    """
+    """The recipe, and the request with its own arguments; refuses options that have no place beside a recipe."""
     from hf_memkit.recipes.resolve import read_own
     from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.recipes.settings import check_data

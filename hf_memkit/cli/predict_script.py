@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
-    """The script or module that the command line of this verb names.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The script or module that the command line of this verb names."""
     if not is_module and not Path(target).exists():
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
@@ -55,10 +51,7 @@ def found_command(
     nodes: int = 1,
 ) -> Launched:
     """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
-
-    Raises:
-        InputError: as `read_command`; or `--gpus`, `--nodes` say another number.
-    """
+    Refuses as `read_command`, and other numbers of `--gpus` and `--nodes`."""
     from hf_memkit.prediction.launch_command import read_command
 
     launched = read_command(words, environment, gpus=gpus or 1)
@@ -72,14 +65,8 @@ def found_command(
 
 
 def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """
-    Args:
-        words: the command up to the script.
-        environment: its variables.
-
-    Raises:
-        InputError: plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
-    """
+    """Refuses plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
+    `words`: the command up to the script."""
     tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
     if "srun" in words and tasks is not None:
         raise InputError(
@@ -116,10 +103,7 @@ _NO_PLACE: Final = {
 
 
 def refuse_beside_a_script(**options: Any) -> None:
-    """
-    Raises:
-        InputError: options that contradict a script, a line each.
-    """
+    """Refuses options that contradict a script, with a line each."""
     wrong = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
@@ -146,13 +130,7 @@ def predict_script(
     short: bool,
     as_json: bool,
 ) -> int:
-    """Predicts it and shows what was found; the exit code.
-
-    Args:
-        compare_with: the Python of another environment.
-        search: whether a setup that fits is looked for, where it does not.
-        html: the page to write.
-    """
+    """Predicts it and shows what was found; the exit code. `compare_with`: the Python of another environment."""
     try:
         with ended_by_signals() as ended:
             from hf_memkit.catalog.environments import find_environment

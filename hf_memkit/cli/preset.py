@@ -234,11 +234,7 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
 
 
 def _refuse_former(setup: Setup) -> None:
-    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file.
-
-    Raises:
-        SettingError: has a line for each, with what to write instead.
-    """
+    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file."""
     from hf_memkit.catalog.former_arguments import former_arguments
 
     assert setup.request is not None
@@ -249,11 +245,7 @@ def _refuse_former(setup: Setup) -> None:
 
 
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
-    """Refuses a file that would not do what the preset's name says.
-
-    Raises:
-        InputError: the file would be empty, or the script, which has no place for code, would train in another way.
-    """
+    """Refuses an empty file, and one with which the script would train in another way than the preset's name says."""
     if not file.entries:
         raise InputError(
             f"preset {name!r} sets no argument, so there is no file to write. "
@@ -268,11 +260,7 @@ def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
-    """The file to write; None for standard output.
-
-    Raises:
-        InputError: its ending is neither YAML's nor JSON's.
-    """
+    """The file to write, YAML or JSON by its ending; None for standard output."""
     if destination == "-":
         return None
     own_name = f"{name}.json" if script == "run_clm" else f"{name}.yaml"
@@ -285,11 +273,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
 
 
 def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
-    """Writes the file and, with DeepSpeed, its JSON beside; returns both.
-
-    Raises:
-        InputError: a file exists, or cannot be written.
-    """
+    """Writes the file and, with DeepSpeed, its JSON beside; returns both."""
     config = setup.get("deepspeed.config")
     files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
     if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):

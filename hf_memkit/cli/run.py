@@ -86,11 +86,8 @@ def _recipes_folder(word: str) -> Path | None:
 def _refuse_lost_options(
     command: TyperCommand, before: Sequence[str], arguments: Sequence[str], *, is_module: bool
 ) -> None:
-    """`before`: the words up to the script's name, which is the last.
-
-    Raises:
-        InputError: options of this command are among the script's arguments, and the script has none of that name.
-    """
+    """Refuses options of this command among the script's arguments, if the script has none of that name. `before`: the
+    words up to the script's name."""
     own = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
     lost: list[str] = []
     for number, word in enumerate(arguments):
@@ -150,11 +147,7 @@ LOGS: Final = ("few", "all", "none")
 
 
 def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
-    """This process becomes the command, with a report in each of the processes that it starts.
-
-    Raises:
-        InputError: there is no such program, or no script in the command.
-    """
+    """This process becomes the command, with a report in each of the processes that it starts."""
     from hf_memkit.prediction.worker import close_workers
 
     launched = read_command(words)
@@ -174,10 +167,7 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
 
 
 def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> int:
-    """
-    Raises:
-        InputError: options that only a script has.
-    """
+    """Refuses `of_script`, options that only a script has."""
     if of_script:
         raise InputError(
             f"{', '.join(of_script)}: only for a script; {folder / 'args.yaml'} holds what the folder trains with"

@@ -61,11 +61,8 @@ class FolderOptions:
         return [_flag(name) for name in names or values if values[name] not in (None, "", (), False)]
 
     def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> Place:
-        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`.
-
-        Raises:
-            InputError: the options contradict each other or the launcher, or lack something.
-        """
+        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`. Refuses
+        options that contradict each other or the launcher, or lack something."""
         if ranks.launched:
             return self._launcher_s_place(ranks)
         place = Place(

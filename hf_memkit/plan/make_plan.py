@@ -232,11 +232,7 @@ def nearest_setup(
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
-    """As `nearest_setup`, of what a setup comes to.
-
-    Raises:
-        InputError: it cannot be predicted.
-    """
+    """As `nearest_setup`, of what a setup comes to."""
     job = setup.sized_job
     with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
         return nearest_setup(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
@@ -269,11 +265,8 @@ def _search(
 
 
 def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
-    """The sequences of an optimizer step that are asked for; 0: none.
-
-    Raises:
-        InputError: the script's data has fewer rows, or another number is another method for its loss.
-    """
+    """The sequences of an optimizer step that are asked for; 0: none. Refuses more than the data's rows, and another
+    number where that is another method for the loss."""
     if sequences is None:
         return 0
     option, rows = f"--sequences-per-step {sequences}", facts.length.rows

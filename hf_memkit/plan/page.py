@@ -43,11 +43,7 @@ _WORDS: Final = (
 def write_page(
     plans: Sequence[Plan], prices: Mapping[str, float], path: str | Path, ran: Sequence[Verified] = ()
 ) -> Path:
-    """Writes the page, in place of one that memkit wrote before; returns its path.
-
-    Raises:
-        InputError: the file is not memkit's own page, or cannot be written.
-    """
+    """Writes the page, in place of one that memkit wrote before, and of no other file; returns its path."""
     check_file(path)
     return write_document(path, page(plans, prices, ran))
 
