@@ -17,17 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.cli.environment import Trains
-from hf_memkit.cli.options import (
-    RUNS,
-    GpusOfRun,
-    JsonOfRun,
-    MasterAddr,
-    MasterPort,
-    NodeRank,
-    NodesOfRun,
-    Overwrite,
-    Resume,
-)
+from hf_memkit.cli.options import RUNS, with_options
 from hf_memkit.cli.quiet import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
@@ -178,6 +168,7 @@ def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> i
     return as_one_of_its_ranks(lambda ranks: run_folder(folder, options, ranks))
 
 
+@with_options
 def run(
     context: typer.Context,
     script: Annotated[
@@ -216,20 +207,10 @@ def run(
             " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
         ),
     ] = True,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    gpus: GpusOfRun = None,
-    nodes: NodesOfRun = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    as_json: JsonOfRun = False,
+    *,
+    of_folder: FolderOptions,
 ) -> ScriptRun | int:
     """Run a training script unchanged and report its memory."""
-    of_folder = FolderOptions(
-        resume=resume, overwrite=overwrite, gpus=gpus, nodes=nodes, node_rank=node_rank, master_addr=master_addr,
-        master_port=master_port, as_json=as_json,
-    )  # fmt: skip
     of_script = [
         flag
         for flag, given in (
