@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
-from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import MIB
 
 if TYPE_CHECKING:
@@ -97,30 +96,17 @@ def setups_for(machines: Sequence[Machine], options: SetupOptions, *, ram: str |
 def _setup(request: Request, options: SetupOptions) -> Setup:
     from hf_memkit.recipes.resolve import read_own, resolve
 
-    settings, args = options.settings or (), options.args
-    sizes = {
-        "per_device_train_batch_size": ("--batch-size", options.batch_size),
-        "gradient_accumulation_steps": ("--accumulation", options.accumulation),
+    own: dict[str, Any] = {
+        "args": options.args,
+        "batch_size": options.batch_size,
+        "accumulation": options.accumulation,
     }
     if request.recipe is None:
-        return resolve(read_own(request, settings, args, sizes), None)[0]
-    from hf_memkit.recipes.schema import load_recipe
+        return resolve(read_own(request, options.settings or (), **own), None)[0]
+    from hf_memkit.cli.predict import read_recipe
 
-    wrong = [
-        f"{option}: not with --recipe; write --set {field}={value}"
-        for field, (option, value) in sizes.items()
-        if value is not None
-    ]
-    wrong += ["--args: not with --recipe; write --set KEY=VALUE"] if args is not None else []
-    wrong += (
-        ["--preset: not with --recipe, whose variants are its presets; choose one with --variant"]
-        if request.preset
-        else []
-    )
-    if wrong:
-        raise InputError("\n".join(wrong))
-    recipe = load_recipe(request.recipe)
-    return resolve(read_own(request, settings, recipe=recipe), None, recipe=recipe, stored=True)[0]
+    recipe, request = read_recipe(request, options.settings, preset=options.preset, **own)
+    return resolve(request, None, recipe=recipe, stored=True)[0]
 
 
 def planned_setups(setups: Sequence[Setup], asked: Asked, *, trust_remote_code: bool) -> tuple[Plan, ...]:

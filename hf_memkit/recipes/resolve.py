@@ -29,17 +29,14 @@ def read_own(
     request: Request,
     settings: Sequence[str],
     args: str | None = None,
-    sizes: Mapping[str, tuple[str, int | None]] | None = None,
     *,
+    batch_size: int | None = None,
+    accumulation: int | None = None,
     recipe: Recipe | None = None,
 ) -> Request:
     """The request with the user's own arguments: those of a file (`args`), and of `--set` (`settings`), which win; and
-    with the values of techniques that `--set` gives. Lists all that is wrong.
-
-    Args:
-        sizes: field → (the option that says it too, its value).
-        recipe: the recipe, where it is one: its fields are those of its own Trainer's arguments.
-    """
+    with the values of techniques that `--set` gives. Lists all that is wrong. `recipe`: where it is one; its fields
+    are those of its own Trainer's arguments."""
     from hf_memkit.setup.own_arguments import read_file, read_pairs, read_values_and_pairs
 
     if recipe is not None:
@@ -59,7 +56,10 @@ def read_own(
 
         from_file, notes = read_file(read(args))
     values, set_here = read_values_and_pairs(settings, kinds)
-    for field, (option, value) in (sizes or {}).items():
+    for field, option, value in (
+        ("per_device_train_batch_size", "--batch-size", batch_size),
+        ("gradient_accumulation_steps", "--accumulation", accumulation),
+    ):
         if value is not None and set_here.get(field, value) != value:
             raise SettingError(
                 f"{option} {value} and --set {field}={set_here[field]}: the same field. Give one of them"
