@@ -257,10 +257,13 @@ def _this_gpu() -> Gpu | None:
         name = pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
         return _this_gpu_by_torch()
-    name = name if isinstance(name, str) else name.decode()
+    return _gpu_here(name, int(memory.total) - int(memory.reserved), major, minor)
+
+
+def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
     return Gpu(
         name=name,
-        capacity_bytes=int(memory.total) - int(memory.reserved),
+        capacity_bytes=capacity_bytes,
         bf16=major >= 8,
         source="this machine",
         here=True,
@@ -311,16 +314,8 @@ def _this_gpu_by_torch() -> Gpu | None:
 
     if not torch.cuda.is_available():
         return None
-    properties = torch.cuda.get_device_properties(0)
-    return Gpu(
-        name=str(properties.name),
-        capacity_bytes=int(properties.total_memory),
-        bf16=properties.major >= 8,
-        source="this machine",
-        here=True,
-        capability=float(f"{properties.major}.{properties.minor}"),
-        context_bytes=_context_bytes(_known(str(properties.name))),
-    )
+    found = torch.cuda.get_device_properties(0)
+    return _gpu_here(str(found.name), int(found.total_memory), found.major, found.minor)
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:

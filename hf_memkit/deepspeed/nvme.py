@@ -61,12 +61,10 @@ class Preflight:
 
     def raise_problems(self) -> None:
         """Raises the most severe kind of problem, all lines of that kind at once."""
-        if self.unusable:
-            raise InputError("\n".join(self.unusable))
-        if self.shortages:
-            raise DoesNotFitError("\n".join(self.shortages))
-        if self.missing:
-            raise MissingPackageError("\n".join(self.missing))
+        kinds = (self.unusable, InputError), (self.shortages, DoesNotFitError), (self.missing, MissingPackageError)
+        for lines, error in kinds:
+            if lines:
+                raise error("\n".join(lines))
 
 
 def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -> Preflight:
