@@ -23,9 +23,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from evidence_tables import ROOT, update
 from packaging.version import Version
 
-TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "catalog" / "argument_fields.json"
+TARGET = ROOT / "hf_memkit" / "catalog" / "argument_fields.json"
 
 FIRST = {"transformers": Version("4.0"), "trl": Version("0.7")}
 """The oldest versions that are read."""
@@ -155,12 +156,7 @@ def main() -> int:
         folder = options.wheels or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         text = written(content(folder))
-    if not options.check:
-        TARGET.write_text(text)
-    elif text != TARGET.read_text():
-        print(f"{TARGET.name} is out of date. Run: scripts/argument_fields.py")
-        return 1
-    return 0
+    return update({TARGET: text}, "argument_fields.py", check=options.check)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,13 @@
-#!/usr/bin/env python3
-"""Writes docs/checks.md from the rules; with --check only compares.
-
-.venv/bin/python scripts/check_docs.py [--check]
-"""
+"""Writes docs/checks.md from the rules."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from evidence_tables import ROOT, table
 
-from hf_memkit.checks import RULES, Rule  # noqa: E402
+from hf_memkit.checks import RULES
 
-PAGE = ROOT / "docs" / "checks.md"
 SCREEN = ROOT / "tests" / "checks" / "check_screen.txt"
 """The output of `memkit check ds.json` that a test compares with the command's."""
 
@@ -81,8 +74,6 @@ this page from the rules.
 
 """
 
-_COLUMNS = "| rule | severity | why | fix | source |\n|---|---|---|---|---|\n"
-
 _GROUPS = {
     "keys": "Keys",
     "values": "Values",
@@ -126,29 +117,16 @@ def page() -> str:
         SystemExit: a module of rules has no heading.
     """
     if missing := {rule.module for rule in RULES.values()} - set(_GROUPS):
-        sys.exit(f"scripts/check_docs.py: _GROUPS has no heading for {', '.join(sorted(missing))}. Add one")
+        raise SystemExit(f"scripts/check_docs.py: _GROUPS has no heading for {', '.join(sorted(missing))}. Add one")
     parts = [_HEAD.replace("SCREEN", SCREEN.read_text().rstrip())]
     for module, heading in _GROUPS.items():
         rules = [rule for rule in RULES.values() if rule.module == module]
-        parts.append(f"## {heading}\n\n{_COLUMNS}")
-        parts += [_row(rule) for rule in rules]
-        parts.append("\n")
+        rows = [[f"`{each.id}`", each.severity, each.why, each.fix, each.source] for each in rules]
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        parts.append(f"## {heading}\n\n{table('rule | severity | why | fix | source', cells)}\n\n")
     return "".join(parts).rstrip() + "\n"
 
 
-def _row(rule: Rule) -> str:
-    cells = (f"`{rule.id}`", rule.severity, rule.why, rule.fix, rule.source)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
-
-
-def main(arguments: list[str]) -> int:
-    if "--check" not in arguments:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        print("docs/checks.md is out of date. Run: scripts/check_docs.py")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def tables() -> dict[Path, str]:
+    """The whole page."""
+    return {ROOT / "docs" / "checks.md": page()}

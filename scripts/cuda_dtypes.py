@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
+from evidence_tables import update
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal import common_cuda
 from torch.testing._internal.common_device_type import onlyCPU
@@ -211,13 +212,7 @@ def main(arguments: list[str]) -> int:
     logging.disable(logging.CRITICAL)
     cuda_device_guard.install()
     one_gpu((12, 0), 80 * 2**30)
-    text = written(content())
-    if "--check" not in arguments:
-        TABLE.write_text(text)
-    elif text != TABLE.read_text():
-        print(f"{TABLE.name} is not what torch {torch.__version__} says: run scripts/cuda_dtypes.py")
-        return 1
-    return 0
+    return update({TABLE: written(content())}, "cuda_dtypes.py", check="--check" in arguments)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,9 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+from evidence_tables import ROOT, update
 
-TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "checks" / "deepspeed_0_19.json"
+TARGET = ROOT / "hf_memkit" / "checks" / "deepspeed_0_19.json"
 
 MODELS: dict[str, type[pydantic.BaseModel]] = {
     "zero_optimization": DeepSpeedZeroConfig,
@@ -155,13 +156,7 @@ def written(found: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    text = written(content())
-    if "--check" not in arguments:
-        TARGET.write_text(text)
-    elif text != TARGET.read_text():
-        print(f"{TARGET.name} is not what DeepSpeed {deepspeed.__version__} says: run scripts/deepspeed_keys.py")
-        return 1
-    return 0
+    return update({TARGET: written(content())}, "deepspeed_keys.py", check="--check" in arguments)
 
 
 if __name__ == "__main__":

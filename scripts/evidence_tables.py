@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -22,17 +22,19 @@ _SHOWN = 40
 """Lines of a page's changes that --check prints."""
 
 
-def update(tables: Mapping[Path, Mapping[str, str]], arguments: list[str], script: str) -> int:
-    """Writes `{page: {name: table}}` into the pages; with --check only says which are stale. The exit status."""
-    stale = {page: text for page, blocks in tables.items() if (text := filled(page, blocks)) != page.read_text()}
+def update(tables: Mapping[Path, Mapping[str, str] | str], script: str, *, check: bool) -> int:
+    """Writes `{page: {name: table}}` into the pages, or a whole file; `check` only says which are stale. The exit
+    status."""
+    pages = {page: new if isinstance(new, str) else filled(page, new) for page, new in tables.items()}
+    stale = {page: text for page, text in pages.items() if text != page.read_text()}
     for page, text in stale.items():
-        if "--check" in arguments:
+        if check:
             print(f"{page.relative_to(ROOT)} is not current: run scripts/{script}")
             changes = difflib.ndiff(page.read_text().splitlines(), text.splitlines())
             print(*[line for line in changes if line[0] in "+-"][:_SHOWN], sep="\n")
         else:
             page.write_text(text)
-    return 1 if stale and "--check" in arguments else 0
+    return 1 if stale and check else 0
 
 
 def filled(page: Path, blocks: Mapping[str, str]) -> str:
@@ -48,6 +50,13 @@ def filled(page: Path, blocks: Mapping[str, str]) -> str:
             raise SystemExit(f"{page}: no block for {name}")
         text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
     return text
+
+
+def table(columns: str, rows: Iterable[Iterable[object]], line: str = "---") -> str:
+    """Of Markdown. `columns`: the first row without its outer bars; `line`: what is below each but the first."""
+    count = columns.count(" | ") + 1
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in rows]
+    return "\n".join([f"| {columns} |", f"|{'|'.join(['---', *[line] * (count - 1)])}|", *lines])
 
 
 def output_of(command: str, folder: Path = ROOT, *, with_errors: bool = False) -> str:

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""Draws the pictures of README.md, light and dark, from committed evidence; with --check only says which are stale.
-
-.venv/bin/python scripts/pictures.py [--check]
+"""Draws the pictures of README.md, light and dark, from committed evidence.
 
 A picture is a part of one of memkit's own pages in headless Chromium. Beside the pictures stands a digest of what each
 was drawn from: the page of the evidence, the style sheet, the script and Plotly.
@@ -11,18 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from evidence_tables import RESULTS, ROOT
 
-from hf_memkit.measuring.report.document import document  # noqa: E402
-from hf_memkit.measuring.report.html import Html  # noqa: E402
+from hf_memkit.measuring.report.document import document
+from hf_memkit.measuring.report.html import Html
 
-EVIDENCE: Final = ROOT / "benchmarks" / "results" / "plan_example.json"
 FOLDER: Final = ROOT / "docs" / "pictures"
 DIGESTS: Final = FOLDER / "drawn_from.json"
 SCHEMES: Final = ("light", "dark")
@@ -33,7 +27,7 @@ WIDTH, HEIGHT = 1100, 620
 
 def plan_page() -> str:
     """The page of the plan that README.md shows."""
-    content = json.loads(EVIDENCE.read_text())["examples"]["one"]["page"]
+    content = json.loads((RESULTS / "plan_example.json").read_text())["examples"]["one"]["page"]
     return document(content["title"], Html(content["body"]), content["charts"])
 
 
@@ -56,17 +50,14 @@ def draw(page: str) -> None:
         chromium.close()
 
 
-def main(arguments: list[str]) -> int:
+def update(*, check: bool) -> int:
+    """Draws them, or only says whether they are stale. The exit status."""
     page = plan_page()
     digest = {"plan": hashlib.sha256(page.encode()).hexdigest()}
-    if "--check" not in arguments:
+    if not check:
         draw(page)
         DIGESTS.write_text(json.dumps(digest, indent=1) + "\n")
     elif not DIGESTS.exists() or json.loads(DIGESTS.read_text()) != digest:
-        print("docs/pictures is not current: run scripts/pictures.py")
+        print("docs/pictures is not current: run scripts/docs.py pictures")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

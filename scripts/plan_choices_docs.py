@@ -1,20 +1,15 @@
-#!/usr/bin/env python3
-"""Writes what plans choose among published setups, and what fits, into docs/plan.md; --check only compares.
-
-.venv/bin/python scripts/plan_choices_docs.py [--check]
-"""
+"""Writes what plans choose among published setups, and what fits, into docs/plan.md."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, table
 
 EVIDENCE = RESULTS / "plan_choices.json"
 
@@ -36,10 +31,7 @@ def choices(content: Content) -> str:
     """How often each way to choose is within 5 % of the best, by kind of group."""
     scores = content["scores"]
     ways = list(scores["all"]["ways"])
-    lines = [
-        f"| what differs | groups, of which expressed | choices, of which matter | {' | '.join(ways)} |",
-        "|---|---|---|" + "---|" * len(ways),
-    ]
+    rows = []
     for kind, words in _KINDS.items():
         found = scores[kind]
         cells = [
@@ -48,29 +40,25 @@ def choices(content: Content) -> str:
             f"{found['cases']}, {found['choices_that_matter']}",
             *(_score(found["ways"][way], found["cases"]) for way in ways),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     whole = content["scores_whole_gpu"]
     cells = [
         "on the whole GPU, with what a plan says to fit",
         "–",
         f"{whole['cases']}, {whole['choices_that_matter']}",
     ]
-    cells += [_score(whole["ways"][way], whole["cases"]) for way in ways]
-    lines += [
-        f"| {' | '.join(cells)} |",
-        "",
+    rows.append([*cells, *(_score(whole["ways"][way], whole["cases"]) for way in ways)])
+    columns = f"what differs | groups, of which expressed | choices, of which matter | {' | '.join(ways)}"
+    return (
+        f"{table(columns, rows)}\n\n"
         f"Within {content['within']:.0%} of the best that fits, mean loss of speed. A choice matters if some setup "
-        "that fits is further off. A way that leaves several setups counts by their share.",
-    ]
-    return "\n".join(lines)
+        "that fits is further off. A way that leaves several setups counts by their share."
+    )
 
 
 def misses(content: Content) -> str:
     """Every choice that is not within 5 %."""
-    lines = [
-        "| group | under | plan | best | loses |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for group in content["groups"]:
         for case in (*group.get("cases", ()), *([group["whole_gpu"]] if "whole_gpu" in group else [])):
             plan = case["ways"]["plan"]
@@ -80,17 +68,16 @@ def misses(content: Content) -> str:
             cap = f"{case['cap_gib']:g} GiB" if case["cap_gib"] else whole
             losses = ", ".join(f"{loss:.1%}" for loss in plan["losses"])
             said = ", ".join(plan["choices"]) or "nothing fits"
-            lines.append(f"| {group['name']} | {cap} | {said} | {case['best']} | {losses} |")
-    return "\n".join(lines)
+            rows.append([group["name"], cap, said, case["best"], losses])
+    return table("group | under | plan | best | loses", rows)
 
 
 def not_expressed(content: Content) -> str:
     """Groups that no plan can be asked for, by reason."""
     found = Counter(_reason(group) for group in content["groups"] if not group["expressed"])
     alone = sum(group["expressed"] == "speed alone" for group in content["groups"])
-    lines = ["| why it cannot be expressed | groups |", "|---|---|"]
-    lines += [f"| {reason} | {count} |" for reason, count in found.most_common()]
-    return "\n".join([*lines, "", f"By speed alone, as FSDP's memory is not modelled: {alone} groups."])
+    by_reason = table("why it cannot be expressed | groups", found.most_common())
+    return f"{by_reason}\n\nBy speed alone, as FSDP's memory is not modelled: {alone} groups."
 
 
 def fits(content: Content) -> str:
@@ -98,29 +85,24 @@ def fits(content: Content) -> str:
     found = content["fits"]
     ran, below = found["ran_and_called_not_fitting"], found["of_these_below_the_whole_gpu"]
     smaller = found["smaller_gpus"]
-    lines = [
-        "| published trainings | number |",
-        "|---|---|",
-        f"| with a prediction of memory | {found['rows']} |",
-        f'| ran out of memory; of these said to fit (a false "fits") | {found["out_of_memory"]}; '
-        f"{len(found['false_fits'])} |",
-        f"| ran, and said to fit | {found['ran_and_fit']} |",
-        f"| ran, and said not to fit; of these for the last {1 - found['full_share']:.0%} of the GPU alone | "
-        f"{len(ran)}; {len(below)} |",
-        f"| asked of the smallest GPU on which each is said to fit; no room for what it held | {smaller['rows']}; "
-        f"{len(smaller['too_small'])}, and {len(smaller['too_small_with_other_code'])} whose libraries allocated "
-        "otherwise then |",
-        f"| without a prediction of memory | {sum(found['not_judged']['memory'].values())} |",
-    ]
-    return "\n".join(lines)
+    too_small, otherwise = len(smaller["too_small"]), len(smaller["too_small_with_other_code"])
+    rows = {
+        "with a prediction of memory": found["rows"],
+        'ran out of memory; of these said to fit (a false "fits")':
+            f"{found['out_of_memory']}; {len(found['false_fits'])}",
+        "ran, and said to fit": found["ran_and_fit"],
+        f"ran, and said not to fit; of these for the last {1 - found['full_share']:.0%} of the GPU alone":
+            f"{len(ran)}; {len(below)}",
+        "asked of the smallest GPU on which each is said to fit; no room for what it held":
+            f"{smaller['rows']}; {too_small}, and {otherwise} whose libraries allocated otherwise then",
+        "without a prediction of memory": sum(found["not_judged"]["memory"].values()),
+    }  # fmt: skip
+    return table("published trainings | number", rows.items())
 
 
 def fits_rows(content: Content) -> str:
     """Trainings that ran out of memory, and those that ran and are said not to fit."""
-    lines = [
-        "| training | GPU | may need, GiB | 92 % of it, GiB | said to fit | it |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in content["fits_rows"]:
         if row["ran"] and row["fits"]:
             continue
@@ -132,8 +114,8 @@ def fits_rows(content: Content) -> str:
             "yes" if row["fits"] else "no",
             f"ran: {row['gib']:.1f} GiB ({row['measured']})" if row["ran"] else "ran out of memory",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table("training | GPU | may need, GiB | 92 % of it, GiB | said to fit | it", rows)
 
 
 _SOURCES = {
@@ -147,7 +129,7 @@ _SOURCES = {
 
 def times(content: Content) -> str:
     """How far times of the groups formed here are off, by source."""
-    lines = ["| trainings | rows | median error | from | to |", "|---|---|---|---|---|"]
+    cells = []
     for begin, words in _SOURCES.items():
         rows = [row for row in content["times"] if row["id"].startswith(begin)]
         for note, half, offload in (
@@ -157,10 +139,9 @@ def times(content: Content) -> str:
         ):
             errors = [row["error"] for row in rows if (row["half"], row["offload"]) == (half, offload)]
             if errors:
-                cells = [f"{words}, {note}", len(errors), f"{statistics.median(map(abs, errors)):.1%}"]
-                cells += [f"{min(errors):+.1%}", f"{max(errors):+.1%}"]
-                lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+                median = f"{statistics.median(map(abs, errors)):.1%}"
+                cells.append([f"{words}, {note}", len(errors), median, f"{min(errors):+.1%}", f"{max(errors):+.1%}"])
+    return table("trainings | rows | median error | from | to", cells)
 
 
 def _score(score: Content, cases: int) -> str:
@@ -185,11 +166,3 @@ def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
             "further-times": times(content),
         }
     }
-
-
-def main(arguments: list[str]) -> int:
-    return update(tables(), arguments, "plan_choices_docs.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

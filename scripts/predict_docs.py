@@ -1,38 +1,29 @@
-#!/usr/bin/env python3
-"""Writes the tables of docs/predict.md, comparison.md and your-script.md, and the names of GPUs; --check compares.
-
-.venv/bin/python scripts/predict_docs.py [--check]
-"""
+"""Writes the tables of docs/predict.md, comparison.md and your-script.md, and the names of GPUs."""
 
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, table
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 
 Row = Mapping[str, Any]
 
 
-def equality_table(path: Path = RESULTS / "predict_equality.json") -> str:
+def equality_table() -> str:
     """The largest error of each architecture on the CPU; of those that were kept aside, also the first figures."""
-    if not path.exists():
-        return "Not measured yet."
-    evidence = json.loads(path.read_text())
-    lines = [
-        f"`{path.name}`: torch {evidence['versions']['torch']}, transformers {evidence['versions']['transformers']}. "
-        f"The bar is {_percent(evidence['bar'], 1)} of the peak.",
-        "",
-        "| architecture | settings compared | within the bar | largest error of a peak | on its first run |",
-        "|---|---|---|---|---|",
-    ]
+    evidence = _read("predict_equality.json")
+    said = (
+        f"`predict_equality.json`: torch {evidence['versions']['torch']}, transformers "
+        f"{evidence['versions']['transformers']}. The bar is {_percent(evidence['bar'], 1)} of the peak."
+    )
+    cells = []
     for half in ("known", "unseen"):
         rows = evidence[half]["rows"]
         for name in dict.fromkeys(row["architecture"] for row in rows):
@@ -41,35 +32,39 @@ def equality_table(path: Path = RESULTS / "predict_equality.json") -> str:
             first = [row["first"] for row in of_it if "first" in row]
             errors = _errors(now)
             within = sum(error <= evidence["bar"] for error in errors)
-            cells = [
+            row = [
                 f"{name} (not known when the tracer was made)" if half == "unseen" else name,
                 str(len(errors)) + _not_compared(now),
                 str(within),
                 _percent(max(errors), 2) if errors else "–",
                 (_percent(max(_errors(first)), 2) if _errors(first) else "no figure") if first else "–",
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
+            cells.append(row)
+    columns = "architecture | settings compared | within the bar | largest error of a peak | on its first run"
+    return f"{said}\n\n{table(columns, cells)}\n\nMade by `{evidence['command']}`."
 
 
-def speed_table(path: Path = RESULTS / "predict_speed.json") -> str:
+def speed_table() -> str:
     """How long the command takes."""
-    if not path.exists():
-        return "Not measured yet."
-    evidence = json.loads(path.read_text())
-    lines = [
-        f"`{path.name}`: {evidence['hardware']['cpu_count']} CPU cores, torch {evidence['versions']['torch']}.",
-        "",
-        "| model, one sequence of | whole command, s | a second setting in the same process, s | RAM, GiB | "
-        "peak allocated, GiB |",
-        "|---|---|---|---|---|",
-    ]
-    for row in evidence["rows"]:
-        lines.append(
-            f"| {row['model']}, {row['length']} tokens | {row['whole_s']:.1f} | {_number(row.get('kept_s'))} | "
-            f"{row['ram_gib']:.1f} | {row['answer_gib']:.2f} |"
-        )
-    return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
+    evidence = _read("predict_speed.json")
+    cores, torch = evidence["hardware"]["cpu_count"], evidence["versions"]["torch"]
+    rows = (
+        [
+            f"{row['model']}, {row['length']} tokens", f"{row['whole_s']:.1f}", _number(row.get("kept_s")),
+            f"{row['ram_gib']:.1f}", f"{row['answer_gib']:.2f}",
+        ]
+        for row in evidence["rows"]
+    )  # fmt: skip
+    columns = (
+        "model, one sequence of | whole command, s | a second setting in the same process, s | RAM, GiB | "
+        "peak allocated, GiB"
+    )
+    said = f"`predict_speed.json`: {cores} CPU cores, torch {torch}."
+    return f"{said}\n\n{table(columns, rows)}\n\nMade by `{evidence['command']}`."
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
 
 
 def _measured(folder: Path) -> dict[Path, list[Row]]:
@@ -84,8 +79,7 @@ def _measured(folder: Path) -> dict[Path, list[Row]]:
 
 def gpu_table(folder: Path = RESULTS) -> str:
     """Predictions beside trainings on a GPU, of every evidence file."""
-    parts = [_of_gpu(path, rows) for path, rows in _measured(folder).items() if rows]
-    return "\n\n".join(parts) or "Not yet measured on a GPU."
+    return "\n\n".join(_of_gpu(path, rows) for path, rows in _measured(folder).items() if rows)
 
 
 def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
@@ -132,11 +126,7 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
             f"memkit now prices the kernels that were slower than assumed as these trainings took them. The same "
             f'trainings then have a median error of {_percent(found.median_step_error_since, 0)}: column "priced now".'
         )
-    lines += [
-        "",
-        "| case | measured, GiB | predicted, GiB | error | step measured, ms | predicted | priced now |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    cases = []
     for row in rows:
         if row.get("kind") not in ("script", "train") or "peak_allocated_gib" not in row:
             continue
@@ -150,8 +140,9 @@ def _of_gpu(path: Path, rows: Sequence[Row]) -> str:
             _number(1000 * of_step[1], 0) if of_step else "–",
             _number(1000 * since[1], 0) if since else "–",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cases.append(cells)
+    columns = "case | measured, GiB | predicted, GiB | error | step measured, ms | predicted | priced now"
+    return "\n".join([*lines, "", table(columns, cases)])
 
 
 def _signed(error: float | None) -> str:
@@ -160,13 +151,11 @@ def _signed(error: float | None) -> str:
     return f"{error:+.1%}".replace("%", " %").replace("-0.0", "0.0").replace("+0.0", "0.0")
 
 
-def gpu_line(folder: Path = RESULTS) -> str:
+def gpu_line() -> str:
     """What GPUs of ours showed, in a paragraph."""
     from benchmarks.gpu_summary import summary
 
-    kept = [rows for rows in _measured(folder).values() if rows]
-    if not kept:
-        return "Not yet measured on a GPU."
+    kept = [rows for rows in _measured(RESULTS).values() if rows]
     found = summary([row for rows in kept for row in rows])
     names = " and an ".join(str(rows[-1]["hardware"]["gpu"]["name"]) for rows in kept)
     assert found.median_error is not None and found.worst_error is not None
@@ -185,58 +174,49 @@ def gpu_names() -> str:
     return textwrap.fill(f"{names}.", 110, break_long_words=False).replace("~", " ")
 
 
-def overhead_table(path: Path = RESULTS / "script_overhead.json") -> str:
+def overhead_table() -> str:
     """What a prediction of a script takes beside its own imports and data."""
-    if not path.exists():
-        return "Not measured yet."
-    evidence = json.loads(path.read_text())
-    lines = ["| model | the script's own imports and data | `memkit predict` | more |", "|---|---|---|---|"]
+    evidence = _read("script_overhead.json")
+    rows = []
     for row in evidence["rows"]:
         alone, whole = row["script_alone_s"], row["predict_s"]
-        lines.append(f"| {row['model']} | {alone:.1f} s | {whole:.1f} s | {whole - alone:.1f} s |")
-    cores = evidence["hardware"]["cpu_count"]
-    return "\n".join([*lines, "", f"On {cores} CPU cores. Made by `{evidence['command']}`."])
+        rows.append([row["model"], *(f"{seconds:.1f} s" for seconds in (alone, whole, whole - alone))])
+    columns, cores = "model | the script's own imports and data | `memkit predict` | more", evidence["hardware"]
+    return f"{table(columns, rows)}\n\nOn {cores['cpu_count']} CPU cores. Made by `{evidence['command']}`."
 
 
-def peers_table(path: Path = RESULTS / "predict_speed.json") -> str:
+def peers_table() -> str:
     """What memkit and other tools answer to the same jobs."""
-    if not path.exists():
-        return "Not measured yet."
-    evidence = json.loads(path.read_text())
+    evidence = _read("predict_speed.json")
     versions, day = evidence["versions"], time.strftime("%Y-%m-%d", time.gmtime(evidence["time"]))
-    lines = [
+    said = (
         f"Run on {day}: accelerate {versions['accelerate']}, deepspeed {versions['deepspeed']}, "
-        f"torch {versions['torch']}.",
-        "",
-        "| job | tool | its answer, GiB | what it counts | seconds |",
-        "|---|---|---|---|---|",
-    ]
+        f"torch {versions['torch']}."
+    )
+    rows = []
     for row in evidence["rows"]:
         job = f"{row['model']}, {row['length']} tokens"
-        lines.append(f"| {job} | memkit | {row['answer_gib']:.2f} | peak allocated, whole | {row['whole_s']:.1f} |")
+        rows.append([job, "memkit", f"{row['answer_gib']:.2f}", "peak allocated, whole", f"{row['whole_s']:.1f}"])
         for name, peer in row["peers"].items():
             answer = f"{peer['answer_gib']:.2f}" if "answer_gib" in peer else "none: it failed"
-            lines.append(f"| {job} | {name} | {answer} | {peer.get('of', '–')} | {peer['whole_s']:.1f} |")
-    return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
+            rows.append([job, name, answer, peer.get("of", "–"), f"{peer['whole_s']:.1f}"])
+    compared = table("job | tool | its answer, GiB | what it counts | seconds", rows)
+    return f"{said}\n\n{compared}\n\nMade by `{evidence['command']}`."
 
 
-def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
+def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     return {
         ROOT / "docs" / "predict.md": {
-            "equality": equality_table(folder / "predict_equality.json"),
-            "speed": speed_table(folder / "predict_speed.json"),
-            "gpu": gpu_table(folder),
+            "equality": equality_table(),
+            "speed": speed_table(),
+            "gpu": gpu_table(),
             "gpus": gpu_names(),
         },
-        ROOT / "README.md": {"gpu": gpu_line(folder)},
-        ROOT / "docs" / "comparison.md": {"peers": peers_table(folder / "predict_speed.json")},
-        ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
+        ROOT / "README.md": {"gpu": gpu_line()},
+        ROOT / "docs" / "comparison.md": {"peers": peers_table()},
+        ROOT / "docs" / "your-script.md": {"overhead": overhead_table()},
     }
-
-
-def main(arguments: list[str]) -> int:
-    return update(tables(), arguments, "predict_docs.py")
 
 
 def _errors(rows: Sequence[Row]) -> list[float]:
@@ -255,7 +235,3 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def _percent(share: float, digits: int) -> str:
     return f"{100 * share:.{digits}f} %"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

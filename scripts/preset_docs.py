@@ -1,35 +1,29 @@
-#!/usr/bin/env python3
-"""Writes the examples and the table of docs/presets.md; with --check only compares.
-
-.venv/bin/python scripts/preset_docs.py [--check]
-"""
+"""Writes the examples and the table of docs/presets.md."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
-from evidence_tables import ROOT, excerpt, output_of, shown, update
+from evidence_tables import ROOT, excerpt, output_of, shown, table
 
 from hf_memkit.presets import PRESETS
 from hf_memkit.setup.techniques.registry import TECHNIQUES
 
 
-def table() -> str:
+def presets() -> str:
     """Each preset: for whom it is, its techniques with their pages, and how much of it arguments can say."""
-    lines = ["| preset | for whom | techniques |", "|---|---|---|"]
+    rows = []
     for name, preset in PRESETS.items():
         links = [
             f"[{each}](techniques/{TECHNIQUES[each].family}.md#{each})"
             + ("*" if each in preset.where_possible else "")
             for each in preset.techniques
         ]
-        lines.append(f"| `{name}` | {preset.for_whom} | {', '.join(links)} |")
-    if any(preset.where_possible for preset in PRESETS.values()):
-        lines += ["", "\\* left out, with a note, where it does not apply to the model."]
-    return "\n".join(lines)
+        rows.append([f"`{name}`", preset.for_whom, ", ".join(links)])
+    note = "\\* left out, with a note, where it does not apply to the model."
+    return f"{table('preset | for whom | techniques', rows)}\n\n{note}"
 
 
 def sized() -> str:
@@ -55,10 +49,6 @@ def copied() -> str:
     return shown(command, excerpt(output, *parts))
 
 
-def main(arguments: list[str]) -> int:
-    page = {"sized": sized(), "copied": copied(), "presets": table()}
-    return update({ROOT / "docs" / "presets.md": page}, arguments, "preset_docs.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+def tables() -> dict[Path, dict[str, str]]:
+    """The page's parts."""
+    return {ROOT / "docs" / "presets.md": {"sized": sized(), "copied": copied(), "presets": presets()}}

@@ -1,20 +1,15 @@
-#!/usr/bin/env python3
-"""Writes published measurements beside predictions into docs/predict.md, comparison.md, README.md; --check compares.
-
-.venv/bin/python scripts/published_docs.py [--check]
-"""
+"""Writes published measurements beside predictions into docs/predict.md, comparison.md, README.md."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import RESULTS, ROOT, update
+from evidence_tables import RESULTS, ROOT, table
 
 from benchmarks.published_summary import (
     ALLOCATED,
@@ -31,7 +26,6 @@ from hf_memkit.common.units import MIB
 from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
 
 EVIDENCE = RESULTS / "published.json"
-CHOICES, SPEED = RESULTS / "plan_choices.json", RESULTS / "plan_speed.json"
 
 Row = Mapping[str, Any]
 
@@ -42,10 +36,10 @@ _CODE = {
 }
 
 
-def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPEED) -> str:
+def short(content: Mapping[str, Any]) -> str:
     """Whether it fits, in a sentence; then a line for each kind of figure."""
     rows = content["rows"]
-    fits = json.loads(choices.read_text())["fits"]
+    fits = json.loads((RESULTS / "plan_choices.json").read_text())["fits"]
     refused, narrowly = len(fits["ran_and_called_not_fitting"]), len(fits["of_these_below_the_whole_gpu"])
     ran = fits["ran_and_fit"] + refused
     ran_out, caught = fits["out_of_memory"], fits["out_of_memory"] - len(fits["false_fits"])
@@ -54,9 +48,8 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
         f"{caught} of the {ran_out} and accepts {fits['ran_and_fit']} of the {ran}. Of the {refused} others it "
         f"rejects {narrowly} only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
         "([a fuller GPU slows training down](docs/plan.md#what-fits-means-here)).",
-        "",
-        "| what others measured | trainings | median error | worst error |",
-        "|---|---|---|---|",
+    ]
+    cells = [
         _line("peak memory of tensors (allocated)", errors(allocated_error(row, "then") for row in rows)),
         _line(
             "peak of PyTorch's allocator (reserved), outside of the predicted range¹",
@@ -64,16 +57,15 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
         ),
         _line("peak in nvidia-smi, outside of the predicted range¹", errors(total_error(row, "then") for row in rows)),
     ]
-    for name, group in json.loads(speed.read_text())["groups"].items():
+    for name, group in json.loads((RESULTS / "plan_speed.json").read_text())["groups"].items():
         found = f"{group['predicted']} of {group['rows']}" + "²" * (group["predicted"] < group["rows"])
-        lines.append(f"| step time: {name} | {found} | {_percent(group['median'])} | {_percent(group['worst'])} |")
+        cells.append([f"step time: {name}", found, _percent(group["median"]), _percent(group["worst"])])
     lines += [
-        "",
+        table("what others measured | trainings | median error | worst error", cells),
         f"¹ Inside the range the error is 0. Median width of a range: {_width(rows)} of the measured figure.",
-        "",
         "² Without Mixtral, whose code in transformers differs from that of the measured runs.",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(lines)
 
 
 def _width(rows: Iterable[Row]) -> str:
@@ -101,27 +93,20 @@ def whole(content: Mapping[str, Any]) -> str:
     for what, kinds in (("allocated", ALLOCATED), ("reserved", RESERVED)):
         for code, words in codes.items():
             if found := [row for row in measured if row["measured"] in kinds and row.get("code") == code]:
-                table = _allocated(found) if what == "allocated" else _reserved(found, content)
-                parts += [f"**Peak {what}; {words}**", table, _reasons(found)]
+                shown = _allocated(found) if what == "allocated" else _reserved(found, content)
+                parts += [f"**Peak {what}; {words}**", shown, _reasons(found)]
     if found := [row for row in rows if "today" in row and row.get("gib") is None]:
         parts += ["**Whether it fits**", _outcomes(found)]
     skipped = Counter(
         f"{row['source'].split()[0]}: {reason}" for row in rows if (reason := row.get("not_predicted")) is not None
     )
-    parts.append(
-        "**Not predicted**\n\n| source and reason | trainings |\n|---|---|\n"
-        + "\n".join(f"| {name} | {count} |" for name, count in sorted(skipped.items()))
-    )
+    parts += ["**Not predicted**", table("source and reason | trainings", sorted(skipped.items()))]
     parts.append(f"Made by `{content['command']}`. Rows and sources: `benchmarks/published_rows/`.")
     return "\n\n".join(part for part in parts if part)
 
 
 def _allocated(rows: Iterable[Row]) -> str:
-    lines = [
-        "| model, method | batch × tokens | GPU, transformers | measured, GiB | with the libraries of that day | with "
-        "today's | nvidia-smi, GiB | predicted range, GiB | peak in |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in rows:
         then, best = row.get("then", {}), _best(row)
         seen = row.get("also", {}).get("nvidia_smi_peak_gib")
@@ -136,24 +121,21 @@ def _allocated(rows: Iterable[Row]) -> str:
             _range(best, context=True),
             f"{best['peak_phase']}: {best['peak_category']}" if "peak_phase" in best else "–",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return table(
+        "model, method | batch × tokens | GPU, transformers | measured, GiB | with the libraries of that day | with "
+        "today's | nvidia-smi, GiB | predicted range, GiB | peak in",
+        lines,
+    )
 
 
 def _reserved(rows: Iterable[Row], content: Mapping[str, Any]) -> str:
-    rows = list(rows)
-    lines = []
+    rows, lines, said = list(rows), [], ""
     if any(row["seq_len"] is None for row in rows):
-        lines += [
+        said = (
             "The longest batch of PEFT's table is not told. It is the same in every row: fitted on one of them "
-            f"(marked), it has {content['fitted_length']} tokens.",
-            "",
-        ]
-    lines += [
-        "| model, method | batch × tokens | GPU, transformers | measured, GiB | with the libraries of that day, GiB "
-        "| outside it | with today's, GiB | outside it |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+            f"(marked), it has {content['fitted_length']} tokens.\n\n"
+        )
     for row in rows:
         cells = [
             _name(row) + (" (fitted)" if row["id"] == content["fitted_on"] else ""),
@@ -165,22 +147,23 @@ def _reserved(rows: Iterable[Row], content: Mapping[str, Any]) -> str:
             error = reserved_error(row, which)
             cells.append(_range(row[which], context=False) if which in row else "–")
             cells.append("–" if error is None else "within" if error == 0 else _signed(error))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return said + table(
+        "model, method | batch × tokens | GPU, transformers | measured, GiB | with the libraries of that day, GiB "
+        "| outside it | with today's, GiB | outside it",
+        lines,
+    )
 
 
 def _outcomes(rows: Iterable[Row]) -> str:
-    lines = [
-        "| model, method | batch × tokens | GPU, transformers | what happened | predicted |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
+    cells = (
+        [
             _name(row), f"{row['micro_batch']} × {row['seq_len']}", _where(row), row["outcome"].replace("_", " "),
-            str(row["today"].get("verdict", "cannot be traced")),
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            row["today"].get("verdict", "cannot be traced"),
+        ]
+        for row in rows
+    )  # fmt: skip
+    return table("model, method | batch × tokens | GPU, transformers | what happened | predicted", cells)
 
 
 def _name(row: Row) -> str:
@@ -207,40 +190,40 @@ def _reasons(rows: Iterable[Row]) -> str:
 
 def protocols(content: Mapping[str, Any]) -> str:
     """The table of xMem's protocol."""
-    lines = [
-        "| estimate | trainings | median error | mean error | worst error | would have run out with it as cap "
-        "| memory that the cap saves, mean, GiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for way in protocol(content["rows"]):
         of_it = way.errors
         cells = [
             way.name, str(of_it.count), _percent(of_it.median), _percent(of_it.mean), _percent(of_it.worst),
             f"{way.too_low} of {of_it.count}", f"{way.saved_gib:.1f}",
         ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return table(
+        "estimate | trainings | median error | mean error | worst error | would have run out with it as cap "
+        "| memory that the cap saves, mean, GiB",
+        lines,
+    )
 
 
 def calibrated(content: Mapping[str, Any]) -> str:
     """What the slack of verdicts was fitted on, and how it does on the other half."""
     slack = CONTEXT_SLACK_BYTES / MIB
-    lines = [
-        "| half | models | trainings | below the range | within | above | covered with slack | worst beyond it, MiB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for half in calibrations(content["rows"], content["fitted_on"], slack):
         count = half.below + half.within + half.above
         worst = f"{half.worst_mib:.0f}" if half.worst_mib > 0 else "none"
-        cells = [half.half, ", ".join(half.models), count, half.below, half.within, half.above, half.covered, worst]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        models = ", ".join(half.models)
+        lines.append([half.half, models, count, half.below, half.within, half.above, half.covered, worst])
+    return table(
+        "half | models | trainings | below the range | within | above | covered with slack | worst beyond it, MiB",
+        lines,
+    )
 
 
-def _line(measured: str, found: Errors | None) -> str:
+def _line(measured: str, found: Errors | None) -> list[str]:
     if found is None:
-        return f"| {measured} | 0 | – | – |"
-    return f"| {measured} | {found.count} | {_percent(found.median)} | {_percent(found.worst)} |"
+        return [measured, "0", "–", "–"]
+    return [measured, str(found.count), _percent(found.median), _percent(found.worst)]
 
 
 def _best(row: Row) -> Mapping[str, Any]:
@@ -280,9 +263,9 @@ def _signed(share: float) -> str:
     return f"{100 * share:+.2f} %"
 
 
-def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
+def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
-    content = json.loads(path.read_text())
+    content = json.loads(EVIDENCE.read_text())
     return {
         ROOT / "docs" / "predict.md": {
             "published": whole(content),
@@ -291,11 +274,3 @@ def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
         ROOT / "docs" / "comparison.md": {"protocol": protocols(content)},
         ROOT / "README.md": {"published": short(content)},
     }
-
-
-def main(arguments: list[str]) -> int:
-    return update(tables(), arguments, "published_docs.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

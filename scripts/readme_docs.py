@@ -1,19 +1,14 @@
-#!/usr/bin/env python3
 """Writes the examples of README.md and the first of docs/predict.md and docs/your-script.md: a recorded plan, and
-commands that are run here; with --check only compares.
-
-.venv/bin/python scripts/readme_docs.py [--check]
-"""
+commands that are run here."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from evidence_tables import RESULTS, ROOT, output_of, shown, trimmed, update
+from evidence_tables import RESULTS, ROOT, output_of, shown, trimmed
 from plan_docs import command_lines
 
 from benchmarks.script_overhead import MODELS, SCRIPT
@@ -77,15 +72,11 @@ def script() -> str:
         return shown(command, output_of(command, Path(folder)))
 
 
-def main(arguments: list[str]) -> int:
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's examples."""
     of_script = script()
-    pages = {
+    return {
         ROOT / "README.md": {"predict": of_script, "example": plan(), "explain": explain(), "recipe": recipe()},
         ROOT / "docs" / "predict.md": {"first": prediction()},
         ROOT / "docs" / "your-script.md": {"example": of_script},
     }
-    return update(pages, arguments, "readme_docs.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,17 +1,12 @@
-#!/usr/bin/env python3
-"""Writes the examples and tables of recipes/README.md, and the examples of docs/your-own-recipe.md; --check compares.
-
-.venv/bin/python scripts/recipe_docs.py [--check]
-"""
+"""Writes the examples and tables of recipes/README.md, and the examples of docs/your-own-recipe.md."""
 
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from pathlib import Path
 
-from evidence_tables import ROOT, excerpt, output_of, shown, update
+from evidence_tables import ROOT, excerpt, output_of, shown, table
 
 from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
@@ -25,30 +20,24 @@ OWN_RECIPE = ROOT / "docs" / "your-own-recipe.md"
 def recipes_table() -> str:
     """Every variant of every recipe, those that do not fit too."""
     entries = stored()["recipes"]
-    lines = [
-        "| recipe | GPU | variant | checkpointing | batch | sequence length | predicted reserved, GiB | RAM, GiB "
-        "| disk, GiB | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name in resources.names("recipes"):
-        recipe, entry = load_recipe(name), entries.get(name)
-        if entry is None:
-            lines.append(f"| [{name}]({name}.yaml) | {_gpu(recipe)} {'| – ' * 8}|")
-            continue
-        for content in entry["predicted"]:
-            lines.append(_line(recipe, StoredPrediction.from_json(content)))
+        recipe, entry = load_recipe(name), entries[name]
+        rows += [_row(recipe, StoredPrediction.from_json(content)) for content in entry["predicted"]]
         for variant, why in dict.fromkeys(map(tuple, entry["not_predicted"])):
-            lines.append(
-                f"| [{name}]({name}.yaml) | {_gpu(recipe)} | {variant} | – | – | – | not predicted: {why} "
-                "| – | – | – |"
-            )
-    return "\n".join(lines)
+            unknown = [variant, *"–––", f"not predicted: {why}", *"–––"]
+            rows.append([f"[{name}]({name}.yaml)", _gpu(recipe), *unknown])
+    return table(
+        "recipe | GPU | variant | checkpointing | batch | sequence length | predicted reserved, GiB | RAM, GiB "
+        "| disk, GiB | verdict",
+        rows,
+    )
 
 
-def _line(recipe: Recipe, each: StoredPrediction) -> str:
+def _row(recipe: Recipe, each: StoredPrediction) -> list[str]:
     one = each.prediction
     ram = ((one.host_rss_bytes or 0) + (one.pinned_bytes or 0)) / GIB
-    cells = [
+    return [
         f"[{recipe.name}]({recipe.name}.yaml)",
         _gpu(recipe) if each.bf16 else "T4 (fp16)",
         each.variant,
@@ -60,7 +49,6 @@ def _line(recipe: Recipe, each: StoredPrediction) -> str:
         f"{one.disk_bytes / GIB:.1f}" if one.disk_bytes else "–",
         str(one.verdict),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _gpu(recipe: Recipe) -> str:
@@ -69,16 +57,14 @@ def _gpu(recipe: Recipe) -> str:
 
 def data_table() -> str:
     """What each kind of data looks like, and which recipes take it."""
-    lines = ["| task | `--data` | one line of it | recipes |", "|---|---|---|---|"]
     of_task: dict[str, list[str]] = {}
     for name in resources.names("recipes"):
         of_task.setdefault(load_recipe(name).task, []).append(name)
-    for name in TASKS:
-        task = find_task(name)
-        lines.append(
-            f"| {name} | {task.local_form} | `{task.reading.EXAMPLE}` | {', '.join(of_task.get(name, ())) or '–'} |"
-        )
-    return "\n".join(lines)
+    rows = (
+        [name, task.local_form, f"`{task.reading.EXAMPLE}`", ", ".join(of_task[name])]
+        for name, task in zip(TASKS, map(find_task, TASKS), strict=True)
+    )
+    return table("task | `--data` | one line of it | recipes", rows)
 
 
 def fitting() -> str:
@@ -105,13 +91,9 @@ def own_recipe() -> dict[str, str]:
         return {"copied": copied, "judged": shown(judge, excerpt(output_of(judge, Path(folder)), *parts))}
 
 
-def main(arguments: list[str]) -> int:
-    pages = {
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's examples and tables."""
+    return {
         ROOT / "recipes" / "README.md": {"fitting": fitting(), "recipes": recipes_table(), "data": data_table()},
         OWN_RECIPE: own_recipe(),
     }
-    return update(pages, arguments, "recipe_docs.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

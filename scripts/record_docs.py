@@ -1,18 +1,13 @@
-#!/usr/bin/env python3
-"""Writes the tables of record fields in docs/measuring.md and docs/design.md from hf_memkit/measuring/record_types.py;
-with --check only compares.
-
-.venv/bin/python scripts/record_docs.py [--check]
-"""
+"""Writes the tables of record fields in docs/measuring.md and docs/design.md from measuring/record_types.py."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from evidence_tables import ROOT, update
+from evidence_tables import ROOT, table
 
 TYPES = ROOT / "hf_memkit" / "measuring" / "record_types.py"
 
@@ -62,10 +57,9 @@ def read_types() -> tuple[dict[str, Record], dict[str, str]]:
 
 def counters_table(classes: dict[str, Record]) -> str:
     """What readers say, and where each number comes from."""
-    lines = ["| field | what it is | source | absent |", "|---|---|---|---|"]
-    for each in (*classes["Counters"].fields, *classes["Peaks"].fields):
-        lines.append(f"| `{each.name}` | {each.what} | {each.source} | {each.absent} |")
-    return "\n".join(lines)
+    fields = (*classes["Counters"].fields, *classes["Peaks"].fields)
+    rows = ([f"`{each.name}`", each.what, each.source, each.absent] for each in fields)
+    return table("field | what it is | source | absent", rows)
 
 
 def record_tables(classes: dict[str, Record], kinds: dict[str, str]) -> str:
@@ -88,26 +82,26 @@ def record_tables(classes: dict[str, Record], kinds: dict[str, str]) -> str:
 
 def names_table(classes: dict[str, Record], kinds: dict[str, str]) -> str:
     """The kinds of record with the names of their own fields."""
-    lines = ["| kind | what it is | fields |", "|---|---|---|"]
+    rows = []
     for kind, name in kinds.items():
         record = classes[name]
         shared = [f"*{base}*" for base in record.bases if base != "_Record"]
         names = ", ".join([*(f"`{each.name}`" for each in record.fields), *shared])
         words = re.split("[.:] ", record.words)[0].rstrip(".")
-        lines.append(f"| `{kind}` | {words} | {names} |")
-    return "\n".join(lines)
+        rows.append([f"`{kind}`", words, names])
+    return table("kind | what it is | fields", rows)
 
 
-def main(arguments: list[str]) -> int:
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's tables."""
     classes, kinds = read_types()
-    tables = {
+    return {
         ROOT / "docs" / "measuring.md": {
             "counters": counters_table(classes),
             "records": record_tables(classes, kinds),
         },
         ROOT / "docs" / "design.md": {"records": names_table(classes, kinds)},
     }
-    return update(tables, arguments, "record_docs.py")
 
 
 def _field(name: str, hint: ast.expr, words: str) -> Field:
@@ -140,9 +134,8 @@ def _type(hint: ast.expr) -> str:
 
 
 def _table(record: Record) -> str:
-    lines = ["| field | type | what it is | absent |", "|---|---|---|---|"]
-    lines += [f"| `{each.name}` | {each.kind} | {each.what} | {each.absent} |" for each in record.fields]
-    return "\n".join(lines)
+    rows = ([f"`{each.name}`", each.kind, each.what, each.absent] for each in record.fields)
+    return table("field | type | what it is | absent", rows)
 
 
 def _text(node: ast.stmt | None) -> str:
@@ -152,7 +145,3 @@ def _text(node: ast.stmt | None) -> str:
 
 def _plain(words: str) -> str:
     return " ".join(words.split())
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,8 +1,4 @@
-#!/usr/bin/env python3
-"""Writes the examples and tables of docs/report.md and docs/measuring.md; with --check only compares.
-
-.venv/bin/python scripts/report_docs.py [--check]
-"""
+"""Writes the examples and tables of docs/report.md and docs/measuring.md."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
+from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, table
 
 from tests.measuring.report.synthetic_records import Record, healthy, out_of_memory, write
 
@@ -51,25 +47,20 @@ def overhead_table() -> str:
     for path in sorted(RESULTS.glob("report_overhead-*.json")):
         evidence = json.loads(path.read_text())
         model, long = evidence["model"], evidence["long"]
-        lines = [
-            f"`{path.relative_to(ROOT)}`: {model['parameter_tensors']} parameter tensors, {evidence['rounds']} rounds "
-            f"of {evidence['steps']} steps, torch {evidence['versions']['torch']}.",
-            "",
-            "| with | a step, µs | added, µs (lowest to highest round) | inside its own code, µs |",
-            "|---|---|---|---|",
-        ]
+        rows = []
         for row in evidence["arms"]:
             spread = row.get("added_us_range")
             added = f"{row['added_us']:.0f} ({spread[0]:.0f} to {spread[1]:.0f})" if spread else "–"
             inside = f"{row['inside_us']:.0f}" if "inside_us" in row else "–"
-            lines.append(f"| {row['what']} | {row['step_us']:.0f} | {added} | {inside} |")
-        lines += [
-            "",
+            rows.append([row["what"], f"{row['step_us']:.0f}", added, inside])
+        parts += [
+            f"`{path.relative_to(ROOT)}`: {model['parameter_tensors']} parameter tensors, {evidence['rounds']} rounds "
+            f"of {evidence['steps']} steps, torch {evidence['versions']['torch']}.",
+            table("with | a step, µs | added, µs (lowest to highest round) | inside its own code, µs", rows),
             f"Over {long['steps']:,} steps, inside, phases and categories on: median "
             f"{long['first_tenth_median_us']:.0f} µs in the first tenth, {long['last_tenth_median_us']:.0f} µs in the "
             f"last; the records came to {long['file_bytes'] / 1e6:.1f} MB.",
         ]
-        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -82,11 +73,3 @@ def tables() -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs" / "measuring.md": {"step": step(), "overhead": overhead_table()},
     }
-
-
-def main(arguments: list[str]) -> int:
-    return update(tables(), arguments, "report_docs.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

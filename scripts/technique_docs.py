@@ -1,34 +1,25 @@
-#!/usr/bin/env python3
-"""Writes the tables of docs/techniques/ and the first example of its README; with --check only compares.
-
-.venv/bin/python scripts/technique_docs.py [--check]
-"""
+"""Writes the tables of docs/techniques/ and the first example of its README."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, update
+from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, table
 
 from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
 
 PAGES: Final = ROOT / "docs" / "techniques"
 
 
-def main(arguments: list[str]) -> int:
-    return update(tables(), arguments, "technique_docs.py")
-
-
 def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     found = {PAGES / "README.md": {"list": first_example(), "techniques": overview_table()}}
-    for name, (page, table) in EVIDENCE.items():
-        found.setdefault(PAGES / page, {})[name] = table(json.loads((RESULTS / f"{name}.json").read_text()))
+    for name, (page, made) in EVIDENCE.items():
+        found.setdefault(PAGES / page, {})[name] = made(json.loads((RESULTS / f"{name}.json").read_text()))
     return found
 
 
@@ -42,13 +33,13 @@ def first_example() -> str:
 def overview_table() -> str:
     """Every technique: a row each, in the order in which they are applied."""
     tests = proving_tests()
-    lines = ["| technique | family | saves | costs | not when | proof |", "|---|---|---|---|---|---|"]
+    rows = []
     for family in FAMILIES:
         for one in (one for one in TECHNIQUES.values() if one.family == family):
             name = f"[`{one.name}`]({family}.md#{one.name})"
             words = [_cell(text) for text in (one.saves, one.costs, one.not_when)]
-            lines.append(f"| {' | '.join([name, family, *words, evidence_of(one, tests)])} |")
-    return "\n".join(lines)
+            rows.append([name, family, *words, evidence_of(one, tests)])
+    return table("technique | family | saves | costs | not when | proof", rows)
 
 
 def evidence_of(one: Technique, tests: Mapping[tuple[str, str], list[str]]) -> str:
@@ -80,53 +71,41 @@ def proving_tests() -> dict[tuple[str, str], list[str]]:
 def curves_table(content: Mapping[str, Any]) -> str:
     """Held-out loss at the end of each optimizer's training, beside its baseline's."""
     arms = content["arms"]
-    lines = [
-        "| optimizer | technique | learning rate | held-out loss | its baseline's | difference |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, arm in arms.items():
         loss, base = _last(arm), _last(arms[arm["baseline"]]) if arm["baseline"] in arms else None
         difference = "–" if base is None or name == arm["baseline"] else f"{loss / base - 1:+.2%}".replace("%", " %")
         technique = f"`{arm['technique']}`" if arm["technique"] else "–"
-        lines.append(
-            f"| {name} | {technique} | {arm['learning_rate']:g} | {loss:.4f} | {_number(base, '.4f')} | {difference} |"
-        )
+        of_base = "–" if base is None else f"{base:.4f}"
+        rows.append([name, technique, f"{arm['learning_rate']:g}", f"{loss:.4f}", of_base, difference])
     model, text = content["model"], content["text"]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{content['steps']} steps of {model['batch']} sequences of {model['length']} tokens, {model['layers']} "
-            f"layers of width {model['width']}, vocabulary {model['vocabulary']}, {model['parameters']:,} parameters; "
-            f"text: {text['source']}. Evidence: `benchmarks/results/optimizer_curves.json`, made by "
-            f"`benchmarks/optimizer_curves.py` on a CPU.",
-        ]
+    columns = "optimizer | technique | learning rate | held-out loss | its baseline's | difference"
+    return (
+        f"{table(columns, rows)}\n\n"
+        f"{content['steps']} steps of {model['batch']} sequences of {model['length']} tokens, {model['layers']} "
+        f"layers of width {model['width']}, vocabulary {model['vocabulary']}, {model['parameters']:,} parameters; "
+        f"text: {text['source']}. Evidence: `benchmarks/results/optimizer_curves.json`, made by "
+        f"`benchmarks/optimizer_curves.py` on a CPU."
     )
 
 
 def bytes_table(content: Mapping[str, Any]) -> str:
     """Bytes of states and gradients of each optimizer, counted after a step."""
-    lines = [
-        "| technique | model | states, fp32 weights | states, bf16 weights | gradients held, of all |",
-        "|---|---|---|---|---|",
-    ]
+    cells = []
     rows = {(row["technique"], row["weights"]): row for row in content["rows"]}
     for name in dict.fromkeys(row["technique"] for row in content["rows"]):
         both = [rows[name, weights] for weights in ("float32", "bfloat16")]
-        states = " | ".join(f"{row['state_bytes_a_parameter']:.3f}" for row in both)
+        states = (f"{row['state_bytes_a_parameter']:.3f}" for row in both)
         share = both[0]["gradient_bytes"] / (4 * both[0]["parameters"])
-        lines.append(f"| `{name}` | {both[0]['model']} | {states} | {share:.0%} |".replace("%", " %"))
+        cells.append([f"`{name}`", both[0]["model"], *states, f"{100 * share:.0f} %"])
     models = content["models"].values()
     sizes = "; ".join(", ".join(f"{key} {value}" for key, value in model.items()) for model in models)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Bytes a trained parameter, counted in the real optimizer after one step of Trainer on a CPU: {sizes}. "
-            f"Embeddings are most of these shallow models, so that bitsandbytes' states are larger here than in deep "
-            f"ones. Evidence: `benchmarks/results/optimizer_bytes.json`, made by "
-            f"`benchmarks/optimizer_bytes.py`.",
-        ]
+    columns = "technique | model | states, fp32 weights | states, bf16 weights | gradients held, of all"
+    return (
+        f"{table(columns, cells)}\n\n"
+        f"Bytes a trained parameter, counted in the real optimizer after one step of Trainer on a CPU: {sizes}. "
+        f"Embeddings are most of these shallow models, so that bitsandbytes' states are larger here than in deep "
+        f"ones. Evidence: `benchmarks/results/optimizer_bytes.json`, made by `benchmarks/optimizer_bytes.py`."
     )
 
 
@@ -143,11 +122,3 @@ EVIDENCE: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _number(value: Any, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

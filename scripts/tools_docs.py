@@ -1,26 +1,23 @@
-#!/usr/bin/env python3
-"""Writes the outputs of docs/your-tools.md: launchers by running them here, front ends from their evidence; --check
-compares.
-
-.venv/bin/python scripts/tools_docs.py [--check]
-"""
+"""Writes the outputs of docs/your-tools.md: launchers by running them here, front ends from their evidence."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from evidence_tables import RESULTS, ROOT, output_of, shown, trimmed, update
+from evidence_tables import RESULTS, ROOT, output_of, shown, table, trimmed
 
 from benchmarks.script_overhead import MODELS, SCRIPT
 
 EVIDENCE: Final = RESULTS / "front_ends.json"
+_LINES: Final = 14
+"""Of an output, at most."""
+
 _ARGUMENTS: Final = "output_dir: out\nbf16: true\ngradient_accumulation_steps: 4\n"
 
 
@@ -51,39 +48,22 @@ def front_end(content: Mapping[str, Any], verb: str) -> str:
     output = content["outputs"][verb]
     words = [shlex.quote(word) for word in output["words"]]
     command = f"memkit {' '.join(words)}"
-    lines = [
-        f"```bash\n{_broken(command)}\n```",
-        "",
-        f"```text\n{_beginning(output['text'])}\n```",
-        "",
-        _jobs(content),
-    ]
-    return "\n".join(lines)
-
-
-def _broken(command: str) -> str:
     before, _, own = command.partition(" -- ")
-    return f"{before} -- \\\n    {own}" if len(command) > 100 else command
-
-
-def _beginning(text: str, lines: int = 14) -> str:
-    found = trimmed(text).splitlines()
-    return "\n".join([*found[:lines], *(["…"] if len(found) > lines else [])])
+    command = f"{before} -- \\\n    {own}" if len(command) > 100 else command
+    lines = trimmed(output["text"]).splitlines()
+    beginning = "\n".join([*lines[:_LINES], *["…"] * (len(lines) > _LINES)])
+    return f"{shown(command, beginning)}\n\n{_jobs(content)}"
 
 
 def _jobs(content: Mapping[str, Any]) -> str:
     versions = next((row["source"] for row in content["jobs"] if "source" in row), "")
-    lines = [
-        f"Tried with a tiny model, on a CPU ({versions}): predicted beside trained there.",
-        "",
-        "| training | verdict | largest error of a phase |",
-        "|---|---|---|",
-    ]
+    rows = []
     for row in content["jobs"]:
         errors = [abs(each) for each in row.get("errors", {}).values()]
         error = f"{max(errors):.3%}".replace("%", " %") if errors else row.get("not_compared", "not compared")
-        lines.append(f"| {row['job']} | {row.get('verdict') or 'refused: ' + row.get('refused', '')} | {error} |")
-    return "\n".join(lines)
+        rows.append([row["job"], row.get("verdict") or f"refused: {row['refused']}", error])
+    said = f"Tried with a tiny model, on a CPU ({versions}): predicted beside trained there."
+    return f"{said}\n\n{table('training | verdict | largest error of a phase', rows)}"
 
 
 def tables() -> dict[Path, dict[str, str]]:
@@ -96,11 +76,3 @@ def tables() -> dict[Path, dict[str, str]]:
             **{name: front_end(content[name], verb) for name, verb in verbs.items()},
         }
     }
-
-
-def main(arguments: list[str]) -> int:
-    return update(tables(), arguments, "tools_docs.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

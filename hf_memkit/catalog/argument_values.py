@@ -106,11 +106,7 @@ def _other(name: str, given: str, values: Mapping[str, Any]) -> str:
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """As `convert`, of a value that a file or a caller gave.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """As `convert`, of a value that a file or a caller gave."""
     arms = _arms(hint)
     if isinstance(value, PurePath):
         value = str(value)
@@ -126,11 +122,7 @@ def _typed(value: Any, hint: Any) -> Any:
 
 
 def convert(text: str, hint: Any) -> Any:
-    """`text`, read as YAML, as a value of type `hint`.
-
-    Raises:
-        ValueError: it is none; says what is allowed.
-    """
+    """`text`, read as YAML, as a value of type `hint`; a ValueError says what is allowed."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -57,11 +57,8 @@ class Environment:
 
 
 def python_of(given: str | Path, option: str = "--python") -> Path:
-    """The interpreter that is meant: by its path, its name, or the folder of its environment.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The interpreter that is meant: by its path, its name, or the folder of its environment; an InputError where
+    there is none."""
     path = Path(shutil.which(given) or given)
     if path.is_dir():
         path = path / "bin" / "python"
@@ -71,11 +68,8 @@ def python_of(given: str | Path, option: str = "--python") -> Path:
 
 
 def find_environment(python: str | Path, option: str = "--python") -> Environment:
-    """The environment of an interpreter, such as `/other/venv/bin/python`, or of a venv's folder.
-
-    Raises:
-        InputError: there is none, or training is not traced with what it has; says what to install.
-    """
+    """The environment of an interpreter, such as `/other/venv/bin/python`, or of a venv's folder; an InputError where
+    training is not traced with what it has, with what to install."""
     path = python_of(python, option)
     try:
         ran = subprocess.run(
@@ -93,10 +87,7 @@ def find_environment(python: str | Path, option: str = "--python") -> Environmen
 
 
 def refuse_too_old_here() -> None:
-    """
-    Raises:
-        InputError: as `refuse_too_old`, of this environment.
-    """
+    """As `refuse_too_old`, of this environment."""
     found = {}
     for name in OLDEST:
         with contextlib.suppress(PackageNotFoundError):
@@ -114,15 +105,8 @@ def missing_here() -> str:
 
 
 def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str) -> None:
-    """
-    Args:
-        libraries: name → version, of an environment.
-        python: its interpreter.
-        where: how the user named it.
-
-    Raises:
-        InputError: a library that traces need is missing there, or too old; names the oldest that works.
-    """
+    """Refuses an environment (library → version) that lacks a library that traces need, or has one that is too old,
+    with the oldest that works. `where`: how the user named its interpreter."""
     if not libraries.keys() & OLDEST.keys():
         raise InputError(
             f"{where}: no torch, no transformers. "

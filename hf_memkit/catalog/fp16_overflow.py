@@ -15,12 +15,8 @@ _KEPT: Final = "wo"
 
 
 def overflow_in_fp16(model_type: str | None, kept_in_fp32: Collection[str] = ()) -> str:
-    """What happens to this model in fp16, and what to do; empty: nothing is known.
-
-    Args:
-        model_type: of its config.
-        kept_in_fp32: `_keep_in_fp32_modules` of its class.
-    """
+    """What happens to a model of this type in fp16, and what to do; empty: nothing is known. `kept_in_fp32`:
+    `_keep_in_fp32_modules` of its class."""
     if model_type not in _TYPES and _KEPT not in kept_in_fp32:
         return ""
     return f"fp16: activations of {model_type} exceed 65,504, and losses become NaN; train in bf16 or fp32"

@@ -222,17 +222,9 @@ def _same_number(one: str, other: str) -> bool:
 
 
 def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
-    """A GPU of this marketing size with bf16 (Ampere or later): `"16GB"` is a GPU with "16 GB" on its box.
-
-    A size in GiB is taken as the real capacity.
-
-    Args:
-        size: of its memory.
-        option: what gave the size, for a message.
-
-    Raises:
-        InputError: `size` is not a size, or too small for a context.
-    """
+    """A GPU of this marketing size with bf16 (Ampere or later): `"16GB"` is a GPU with "16 GB" on its box; a size in
+    GiB is the real capacity. `option`: what gave it, for the message where it is no size, or too small for a
+    context."""
     asked = parse_size(size, option)
     exact = "gib" in size.lower() or "mib" in size.lower()
     capacity = asked if exact else int(asked / GB * VISIBLE_SHARE * GIB)
@@ -249,11 +241,8 @@ def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
 
 
 def _this_gpu() -> Gpu | None:
-    """The first CUDA device that this process may use, or None.
-
-    Read through NVML, which makes no CUDA context and needs no torch. NVML's total less its reserved part is what
-    PyTorch reports.
-    """
+    """The first CUDA device that this process may use, through NVML, which makes no CUDA context and needs no torch.
+    NVML's total less its reserved part is what PyTorch reports."""
     import pynvml
 
     if not torch_has_cuda():
@@ -268,10 +257,13 @@ def _this_gpu() -> Gpu | None:
         name = pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
         return _this_gpu_by_torch()
-    name = name if isinstance(name, str) else name.decode()
+    return _gpu_here(name, int(memory.total) - int(memory.reserved), major, minor)
+
+
+def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
     return Gpu(
         name=name,
-        capacity_bytes=int(memory.total) - int(memory.reserved),
+        capacity_bytes=capacity_bytes,
         bf16=major >= 8,
         source="this machine",
         here=True,
@@ -322,16 +314,8 @@ def _this_gpu_by_torch() -> Gpu | None:
 
     if not torch.cuda.is_available():
         return None
-    properties = torch.cuda.get_device_properties(0)
-    return Gpu(
-        name=str(properties.name),
-        capacity_bytes=int(properties.total_memory),
-        bf16=properties.major >= 8,
-        source="this machine",
-        here=True,
-        capability=float(f"{properties.major}.{properties.minor}"),
-        context_bytes=_context_bytes(_known(str(properties.name))),
-    )
+    found = torch.cuda.get_device_properties(0)
+    return _gpu_here(str(found.name), int(found.total_memory), found.major, found.minor)
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
@@ -372,12 +356,8 @@ def _existing(path: Path) -> Path:
 
 
 def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Machine:
-    """This machine, with the free disk at `disk_path` (or its nearest parent that exists).
-
-    Args:
-        disk_path: where files will go.
-        gpu: a GPU in the place of this machine's, which is then not looked for: that can take importing torch.
-    """
+    """This machine, with the free disk at `disk_path` (or its nearest parent that exists). `gpu`: in the place of its
+    own, which is then not looked for: that can take importing torch."""
     path = _existing(user_path(disk_path).absolute())
     ram_bytes = _ram_bytes()
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -128,13 +128,8 @@ def _bitsandbytes(moments: int) -> Formula:
 
 
 def _torchao(bits: Literal[4, 8], block: int, *, wide_rest: bool) -> Formula:
-    """Both moments; each has a table of its own (torchao 0.18.0: optim/subclass_8bit.py, `zeros`).
-
-    Args:
-        bits: of a number.
-        block: elements that share a scale.
-        wide_rest: what is not quantised is kept in fp32, not in the weights' dtype.
-    """
+    """Both moments in `bits` each, in blocks of elements that share a scale; each has a table of its own (torchao
+    0.18.0: optim/subclass_8bit.py, `zeros`). `wide_rest`: what is not quantised is kept in fp32."""
 
     def states(shapes: Shapes, options: Options) -> States:
         sizes = shapes.sizes

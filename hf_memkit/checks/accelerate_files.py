@@ -54,12 +54,8 @@ def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
 
 
 def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The config that Trainer fills in and DeepSpeed gets, where the YAML names no JSON.
-
-    Args:
-        content: of the YAML.
-        arguments: Trainer's; their precision counts before the YAML's. None: unknown.
-    """
+    """The config that Trainer fills in and DeepSpeed gets, where the YAML (`content`) names no JSON. The precision of
+    Trainer's `arguments` counts before the YAML's."""
     given = content.get(SECTION)
     own: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     precision = str(content.get(_PRECISION) or "no").lower()

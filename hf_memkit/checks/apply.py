@@ -90,11 +90,8 @@ def check_file(path: str | Path, args_file: str | Path | None = None, **known: A
 
 
 def read_subject(file: File, arguments: File | None = None, **known: Any) -> Subject:
-    """The subject that a file describes, with the arguments of a second file. `known` as in `check_file`.
-
-    Raises:
-        InputError: the second file holds no arguments, or the first is a recipe or nothing that memkit checks.
-    """
+    """The subject that a file describes, with the arguments of a second file (`known` as in `check_file`); an
+    InputError where the second file holds no arguments, or the first is nothing that memkit checks."""
     if refusal := not_checked(file):
         raise InputError(f"{file.path}: {refusal}")
     pinned = arguments is not None and arguments.other is not None and arguments.other.what == LLAMA_FACTORY

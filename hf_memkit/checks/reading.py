@@ -53,11 +53,8 @@ class File:
 
 
 def read(path: str | Path) -> File:
-    """Reads a `.json`, `.yaml` or `.yml` file, and recognises many others.
-
-    Raises:
-        InputError: it cannot be read, or is not JSON or YAML (with line and column).
-    """
+    """Reads a `.json`, `.yaml` or `.yml` file, and recognises many others; an InputError with line and column where it
+    cannot."""
     path = user_path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -88,11 +85,8 @@ def _object(pairs: list[tuple[str, Any]]) -> _Object:
 
 
 def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
-    """The content of a JSON text, and the dotted paths of keys that appear twice.
-
-    Raises:
-        InputError: it is not JSON (with `place`, line and column), or is nested too deeply.
-    """
+    """The content of a JSON text, and the dotted paths of keys that appear twice; an InputError with `place`, line and
+    column where it is none, or is nested too deeply."""
     try:
         content = parsed(place, partial(json.loads, object_pairs_hook=_object), text)
     except json.JSONDecodeError as error:
@@ -139,10 +133,7 @@ def _parse_yaml(path: Path, text: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def key_lines(path: str | Path) -> dict[str, int]:
-    """Dotted path of each key of a file that `read` takes → its line, from 1.
-
-    Keys of a section `deepspeed`, and keys with an old name, are also listed under the names that problems use.
-    """
+    """Dotted path of each key of a file that `read` takes, and names that problems use for it → its line, from 1."""
     text = user_path(path).read_text(encoding="utf-8")
     try:
         node = yaml.compose(text.expandtabs(), yaml.SafeLoader)  # JSON is YAML, but for the tabs that may indent it

@@ -74,12 +74,7 @@ def check(
     """Prints every problem of every file. Returns 1 if one has the severity `fail_on` or a worse one, otherwise 0.
 
     Of several files those of a kind that memkit does not check are hints. Where one cannot be read, the others are
-    checked and printed first.
-
-    Raises:
-        InputError: a file cannot be read (names file, line and column), none is of a kind that memkit checks, the
-            folder `nvme_path` does not exist, or the severity or format is unknown.
-    """
+    checked and printed first."""
     from hf_memkit.catalog.models import refuse_absent
     from hf_memkit.checks import not_checked
     from hf_memkit.checks.reading import read
@@ -157,10 +152,7 @@ def _problems(
 
 
 def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
-    """All mistakes of a recipe; if the file itself has none, those of every variant's setup for the recipe's GPU.
-
-    `machine` is where it will run; None leaves RAM and disk out.
-    """
+    """All mistakes of a recipe; if its file has none, of each variant's setup for the recipe's GPU on `machine`."""
     from dataclasses import replace
 
     from hf_memkit.catalog.hardware import this_machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from hf_memkit.cli.check import FailOn, OutputFormat, check
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram
+from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram, with_options
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -33,6 +34,19 @@ app = typer.Typer(
 )
 
 Model = Annotated[str | None, typer.Option(help="Compute every buffer for this model (Hub ID or local folder).")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedOptions:
+    """What `show` and `copy` take beside a preset's name."""
+
+    model: Model = None
+    gpu: Gpu = None
+    gpu_memory: GpuMemory = None
+    ram: Ram = None
+    gpus: Gpus = 1
+    nodes: Nodes = 1
+    nvme_path: NvmePath = None
 
 
 @app.command("list", cls=InEnvironment, help="List the presets, what each saves and what it costs.")
@@ -58,25 +72,18 @@ def list_presets(as_json: Json = False) -> int:
 @app.command(
     cls=InEnvironment, help="Show one preset: its use, requirements and JSON; with --model its sizes and ledger."
 )
+@with_options
 def show(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
-    model: Model = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    ram: Ram = None,
-    gpus: Gpus = 1,
-    nodes: Nodes = 1,
-    nvme_path: NvmePath = None,
+    *,
+    options: DeepSpeedOptions,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.render import say
     from hf_memkit.deepspeed.presets import preset_index
+    from hf_memkit.recipes.resolve import resolve
 
-    request = Request(
-        deepspeed=name, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
-        nvme_path=nvme_path,
-    )  # fmt: skip
-    setup = _resolved(request)
+    setup = resolve(Request(deepspeed=name, **vars(options)))[0]
     info = preset_index()[name]
     if as_json:
         print(json.dumps({**info.to_json(), **_to_json(setup)}, indent=2))
@@ -100,18 +107,14 @@ def show(
 @app.command(
     cls=InEnvironment, help="Write a preset to a file; with --model compute every buffer for that model and machine."
 )
+@with_options
 def copy(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     destination: Annotated[
         str | None, typer.Argument(metavar="[DEST]", help="File or folder. Default: NAME.json.")
     ] = None,
-    model: Model = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    ram: Ram = None,
-    gpus: Gpus = 1,
-    nodes: Nodes = 1,
-    nvme_path: NvmePath = None,
+    *,
+    options: DeepSpeedOptions,
     accelerate: Annotated[bool, typer.Option("--accelerate", help="Also write an accelerate launch config.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
     as_json: Json = False,
@@ -119,12 +122,9 @@ def copy(
     from hf_memkit.cli.render import say
     from hf_memkit.common.user_files import refuse_existing, user_path, write_text
     from hf_memkit.deepspeed.presets import refuse_other_deepspeed
+    from hf_memkit.recipes.resolve import resolve
 
-    request = Request(
-        deepspeed=name, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
-        nvme_path=nvme_path,
-    )  # fmt: skip
-    setup = _resolved(request)
+    setup = resolve(Request(deepspeed=name, **vars(options)))[0]
     target = user_path(destination) if destination else Path(f"{name}.json")
     target = target / f"{name}.json" if target.is_dir() or (destination or "").endswith("/") else target
     launch = target.with_name(f"{target.stem}-accelerate.yaml")
@@ -165,13 +165,6 @@ def check_file(
         [file], args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
         fail_on=fail_on, output_format=output_format, as_json=as_json,
     )  # fmt: skip
-
-
-def _resolved(request: Request) -> Setup:
-    """The preset, sized if a model is named. All input is checked before anything is written."""
-    from hf_memkit.recipes.resolve import resolve
-
-    return resolve(request)[0]
 
 
 def _to_json(setup: Setup) -> dict[str, Any]:

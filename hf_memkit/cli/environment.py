@@ -30,11 +30,7 @@ _LIMIT_S: Final = 60.0
 
 
 def _go_there(context: typer.Context, python: str | None) -> None:
-    """This process becomes the same command in the environment that trains, unless it is there.
-
-    Raises:
-        InputError: `python` is no Python; or the verb needs libraries that are missing or too old.
-    """
+    """This process becomes the same command in the environment that trains, unless it is there."""
     if not boot.is_booted and (command_line or python):
         # `OTHER/bin/python -m hf_memkit` names the Python itself.
         named = getattr(sys.modules["__main__"], "__spec__", None) is not None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from hf_memkit._version import __version__
 from hf_memkit.catalog.environments import missing_here
@@ -41,63 +43,25 @@ app = typer.Typer(
 )
 _FIRST: Final = "Start here"
 _MORE: Final = "More commands"
-app.command(
-    "explain",
-    cls=environment.InEnvironment,
-    help="Explain an out-of-memory error from a log or a run, and list what to change.",
-    epilog=explain.EXAMPLES,
-    rich_help_panel=_FIRST,
-)(explain.explain)
-app.command(
-    "predict",
-    cls=environment.Trains,
-    help="Predict a training's peak memory and whether it fits. Needs no GPU.",
-    epilog=predict.EXAMPLES,
-    rich_help_panel=_FIRST,
-)(predict.predict)
-app.command(
-    "plan",
-    cls=environment.Trains,
-    help="Find the fastest setup of a training script that fits a GPU. Needs no GPU.",
-    epilog=plan.EXAMPLES,
-    rich_help_panel=_FIRST,
-)(plan.plan)
-app.command(
-    "run",
-    cls=run.RunCommand,
-    help="Run a training script as it is, and report its memory.",
-    epilog=run.EXAMPLES,
-    rich_help_panel=_FIRST,
-)(run.run)
-app.command(
-    "recipe",
-    cls=environment.Trains,
-    help="List the recipes, or run one: model, data and settings for one size of GPU.",
-    epilog=recipe.EXAMPLES,
-    rich_help_panel=_FIRST,
-)(recipe.recipe)
-app.command(
-    "report",
-    help="Show where the memory went in a run, as text or as one HTML page.",
-    epilog=report.EXAMPLES,
-    rich_help_panel=_MORE,
-)(report.report)
-app.command(
-    "check",
-    cls=environment.InEnvironment,
-    help="Find known mistakes in a DeepSpeed JSON, an argument file or a recipe.",
-    epilog=check.EXAMPLES,
-    rich_help_panel=_MORE,
-)(check.check)
+
+
+def _add(module: ModuleType, panel: str, said: str, kind: type[TyperCommand] | None = None) -> None:
+    """The verb that a module is named after, with its examples."""
+    name = module.__name__.rpartition(".")[2]
+    app.command(name, cls=kind, help=said, epilog=module.EXAMPLES, rich_help_panel=panel)(getattr(module, name))
+
+
+_HERE, _TRAINS = environment.InEnvironment, environment.Trains
+_add(explain, _FIRST, "Explain an out-of-memory error from a log or a run, and list what to change.", _HERE)
+_add(predict, _FIRST, "Predict a training's peak memory and whether it fits. Needs no GPU.", _TRAINS)
+_add(plan, _FIRST, "Find the fastest setup of a training script that fits a GPU. Needs no GPU.", _TRAINS)
+_add(run, _FIRST, "Run a training script as it is, and report its memory.", run.RunCommand)
+_add(recipe, _FIRST, "List the recipes, or run one: model, data and settings for one size of GPU.", _TRAINS)
+_add(report, _MORE, "Show where the memory went in a run, as text or as one HTML page.")
+_add(check, _MORE, "Find known mistakes in a DeepSpeed JSON, an argument file or a recipe.", _HERE)
 app.add_typer(preset.app, rich_help_panel=_MORE)
 app.add_typer(ds.app, rich_help_panel=_MORE)
-app.command(
-    "doctor",
-    cls=environment.InEnvironment,
-    help="Check this machine and print fixes for what is missing.",
-    epilog=doctor.EXAMPLES,
-    rich_help_panel=_MORE,
-)(doctor.doctor)
+_add(doctor, _MORE, "Check this machine and print fixes for what is missing.", _HERE)
 
 
 def _version(asked: bool) -> None:

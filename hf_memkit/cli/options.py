@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from typing import Annotated, Final
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -66,6 +70,35 @@ MasterPort = Annotated[
     typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
 ]
 JsonOfRun = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)]
+
+
+def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb with an option for each field of a parameter that is a dataclass, in its place."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = []
+    for each in inspect.signature(verb).parameters.values():
+        of_fields = get_type_hints(groups[each.name], include_extras=True) if each.name in groups else {}
+        own = {name: getattr(groups[each.name], name) for name in of_fields} or {each.name: each.default}
+        parameters += [
+            inspect.Parameter(name, each.KEYWORD_ONLY, default=default, annotation={**hints, **of_fields}[name])
+            for name, default in own.items()
+        ]
+
+    @functools.wraps(verb)
+    def command(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        return verb(**given)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def tell(line: str) -> None:
+    """Says it on standard error, at once."""
+    print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
 def show_what_can_be_shown() -> None:

@@ -23,16 +23,19 @@ from hf_memkit.cli.options import (
     ScriptArguments,
     Short,
     show_what_can_be_shown,
+    tell,
+    with_options,
 )
+from hf_memkit.cli.plan_model import SetupOptions, setups_for
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 from hf_memkit.prediction.launch_command import is_command
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
-    from hf_memkit.catalog.host_rates import GivenHost
     from hf_memkit.common.user_script import UserScript
     from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.make_plan import Asked
     from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
     from hf_memkit.setup.setup import Setup
@@ -64,9 +67,8 @@ EXAMPLES = """[bold]Examples[/bold]
 NOT_FINISHED: Final = 3
 """Exit code: the search was stopped before it found a setup. 1 would say that none fits."""
 
-_NO_SCRIPT = "Instead of a script: a model or a recipe"
 
-
+@with_options
 def plan(
     context: typer.Context,
     script: Script = None,
@@ -132,64 +134,17 @@ def plan(
     ] = False,
     short: Short = False,
     as_json: Json = False,
-    model: Annotated[
-        str | None, typer.Option(help="Hub ID or local folder. No weights are loaded.", rich_help_panel=_NO_SCRIPT)
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Recipe name or YAML file.", rich_help_panel=_NO_SCRIPT)] = None,
-    variant: Annotated[
-        str,
-        typer.Option(help="With --recipe: variant; auto: the first that fits.", rich_help_panel=_NO_SCRIPT),
-    ] = "auto",
-    preset: Annotated[
-        str | None, typer.Option(help="With --model: preset to start from.", rich_help_panel=_NO_SCRIPT)
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --model: per_device_train_batch_size.", rich_help_panel=_NO_SCRIPT),
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a sequence.", rich_help_panel=_NO_SCRIPT)
-    ] = None,
-    accumulation: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --model: gradient_accumulation_steps.", rich_help_panel=_NO_SCRIPT),
-    ] = None,
-    args: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --model: your own arguments (YAML or JSON). They take precedence.",
-            rich_help_panel=_NO_SCRIPT,
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
-            rich_help_panel=_NO_SCRIPT,
-        ),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="With --model: run code that comes with it.", rich_help_panel=_NO_SCRIPT
-        ),
-    ] = False,
+    *,
+    of_setup: SetupOptions,
 ) -> int:
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     from hf_memkit.cli.plan_host import read_host
     from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
     from hf_memkit.measuring.report.document import check_file
+    from hf_memkit.plan.make_plan import Asked
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
 
-    of_setup = {
-        "model": model, "recipe": recipe, "variant": variant, "preset": preset, "batch_size": batch_size,
-        "sequence_length": sequence_length, "accumulation": accumulation, "args": args, "settings": settings,
-        "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
-    refuse_other_subjects(script, of_setup, module=module, verify=verify)
+    refuse_other_subjects(script, vars(of_setup), module=module, verify=verify)
     found, launched, environment = None, None, context.obj
     if script is not None and not module and is_command(script):
         from hf_memkit.cli.predict_script import found_command
@@ -225,14 +180,12 @@ def plan(
     show_what_can_be_shown()
     setups = None
     if found is None:
-        from hf_memkit.cli.plan_model import setups_for
-
-        setups = setups_for(machines, **of_setup, ram=ram, gpus=gpus)  # type: ignore[arg-type]
-    plans = _planned(
-        found, setups, machines, gpus=gpus, environment=environment, also=tuple(also or ()),
-        limit_s=limit, ram_is_given=ram is not None, host=of_host,
-        sequences=sequences_per_step, trust_remote_code=trust_remote_code,
+        setups = setups_for(machines, of_setup, ram=ram, gpus=gpus)
+    asked = Asked(
+        gpus=gpus, environment=environment, also=tuple(also or ()), limit_s=limit, ram_is_given=ram is not None,
+        host=of_host, sequences=sequences_per_step, keeps=True,
     )  # fmt: skip
+    plans = _planned(found, setups, machines, asked, trust_remote_code=of_setup.trust_remote_code)
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
     if launched is not None:
@@ -258,9 +211,9 @@ def plan(
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
         why = "nothing found yet" if verdicts == {"unfinished"} else "nothing fits"
-        _tell(f"--write {write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
+        tell(f"--write {write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
     elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
-        _tell(f"--write {write}: holds {best.candidate.name}. For a setup with other code, edit the script as shown")
+        tell(f"--write {write}: holds {best.candidate.name}. For a setup with other code, edit the script as shown")
     if not fits and ("unfinished" in verdicts or len(plans) < len(machines)):
         return NOT_FINISHED
     return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
@@ -270,14 +223,8 @@ def _planned(
     script: UserScript | None,
     setups: Sequence[Setup] | None,
     machines: Sequence[Machine],
+    asked: Asked,
     *,
-    gpus: int,
-    environment: Mapping[str, str] | None,
-    also: tuple[str, ...],
-    limit_s: float | None,
-    ram_is_given: bool,
-    host: GivenHost,
-    sequences: int | None,
     trust_remote_code: bool,
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
@@ -287,32 +234,26 @@ def _planned(
     from hf_memkit.prediction.running_scripts import name_of
 
     if script is not None:
-        _tell(f"{name_of(script)} runs on this machine up to Trainer.train(); files that it writes before stay")
-    _tell("searching for setups; Ctrl-C prints the best so far")
+        tell(f"{name_of(script)} runs on this machine up to Trainer.train(); files that it writes before stay")
+    tell("searching for setups; Ctrl-C prints the best so far")
     try:
         with ended_by_signals("Ctrl-C: printing the best so far") as ended:
-            progress = _Progress(machines)
+            asked = replace(asked, said=_Progress(machines))
             if script is None:
-                plans = planned_setups(
-                    setups or (), trust_remote_code=trust_remote_code, also=also, limit_s=limit_s, said=progress,
-                    host=host, sequences=sequences,
-                )  # fmt: skip
+                plans = planned_setups(setups or (), asked, trust_remote_code=trust_remote_code)
             else:
-                plans = plan_gpus(
-                    script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=progress,
-                    ram_is_given=ram_is_given, keeps=True, host=host, sequences=sequences,
-                )  # fmt: skip
+                plans = plan_gpus(script, machines, asked)
             if not plans:
                 ended()
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
-        _tell("stopped before any setup was traced; no process of the script is left")
+        tell("stopped before any setup was traced; no process of the script is left")
         return None
     planned = [each.machine for each in plans]
     if missing := [machine.gpu.name for machine in machines if machine.gpu and machine not in planned]:
-        _tell(f"not planned: {', '.join(missing)}")
+        tell(f"not planned: {', '.join(missing)}")
     return plans
 
 
@@ -336,7 +277,7 @@ class _Progress:
         if judged.lacks_host:
             said += f": {judged.why.partition('; on the GPU')[0]}"
         since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
-        _tell(f"{since}: {judged.candidate.name}: {said}")
+        tell(f"{since}: {judged.candidate.name}: {said}")
 
 
 def _show(
@@ -383,7 +324,3 @@ def _show(
         show_verified(ran)
     for file in files:
         print(f"Wrote {file}")
-
-
-def _tell(line: str) -> None:
-    print(f"memkit: {line}", file=sys.stderr, flush=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from hf_memkit.cli.options import tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,15 +28,15 @@ def verified(
     def done(each: Verified) -> None:
         found.append(each)
         if not each.passed:
-            _tell(f"{each.judged.candidate.name}: {each.failed}")
+            tell(f"{each.judged.candidate.name}: {each.failed}")
 
     try:
         with ended_by_signals():
-            plan, _ = verify(plan, script, environment=environment, said=_tell, done=done)
+            plan, _ = verify(plan, script, environment=environment, said=tell, done=done)
     except KeyboardInterrupt:
-        _tell("stopped; no process of the script is left")
+        tell("stopped; no process of the script is left")
     if plan.proposed is not None and not any(each.passed for each in found):
-        _tell(f"not verified: {plan.proposed.candidate.name}, now the best setup")
+        tell(f"not verified: {plan.proposed.candidate.name}, now the best setup")
     return plan, tuple(found)
 
 
@@ -65,7 +66,3 @@ def _table(found: Verified) -> Table:
     for row in found.rows():
         table.add_row(*row)
     return table
-
-
-def _tell(line: str) -> None:
-    print(f"memkit: {line}", file=sys.stderr, flush=True)

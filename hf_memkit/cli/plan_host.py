@@ -20,16 +20,7 @@ _CORES: Final = "cores"
 
 
 def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
-    """`["cores=32,nvme-read=6GB/s"]` → what is given of the machine.
-
-    Args:
-        given: what `--host` says, once or several times.
-        nvme_path: folder that DeepSpeed may swap to.
-
-    Raises:
-        InputError: an unknown name, one that is given twice, or a value that is no number of cores or no rate, a line
-            each; no folder.
-    """
+    """`["cores=32,nvme-read=6GB/s"]` → what is given of the machine; the InputError has a line for each mistake."""
     cores: int | None = None
     rates: dict[str, float] = {}
     seen: set[str] = set()

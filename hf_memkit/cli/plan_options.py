@@ -27,10 +27,7 @@ def refuse_contradictions(
     sequences_per_step: int | None = None,
     gpus: int = 1,
 ) -> None:
-    """
-    Raises:
-        InputError: options that contradict one another, or values that mean nothing, a line each.
-    """
+    """Refuses options that contradict one another, or mean nothing, with a line each."""
     from hf_memkit.catalog.optimizers import OPTIMIZERS
     from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
 
@@ -64,11 +61,7 @@ def refuse_contradictions(
 def machines_of(
     gpu: str | None, gpu_memory: str | None, gpus_to_compare: str | None, ram: str | None
 ) -> tuple[Machine, ...]:
-    """The machine in question, or several: one with each GPU.
-
-    Raises:
-        InputError: an unknown GPU, none, or one twice; no size.
-    """
+    """The machine in question, or several: one with each GPU."""
     from hf_memkit.catalog.hardware import described_machine
 
     if gpus_to_compare is None:
@@ -97,15 +90,8 @@ def machines_of(
 
 
 def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
-    """`["L4=0.71,T4=0.35"]` → price of one GPU an hour, by the GPU's name.
-
-    Args:
-        given: what the option says, once or several times.
-        gpus: names of the GPUs in question.
-
-    Raises:
-        InputError: a price of another GPU, one without a number, or two for one GPU; a line each.
-    """
+    """`["L4=0.71,T4=0.35"]` → price of one GPU an hour, by the GPU's name; `gpus`: those in question. The InputError
+    has a line for each mistake."""
     from hf_memkit.catalog.hardware import described_gpu
 
     found: dict[str, float] = {}
@@ -140,10 +126,7 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
 
 
 def refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *, module: bool, verify: bool) -> None:
-    """
-    Raises:
-        InputError: nothing to plan, or two things.
-    """
+    """Refuses nothing to plan, and two things."""
     given = [name for name, value in of_setup.items() if value not in (None, False, "auto")]
     options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
     if script is not None and script.startswith("-"):

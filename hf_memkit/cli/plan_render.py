@@ -11,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_memkit.cli.tables import plain_table
-from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.plan import wording
 from hf_memkit.plan.pasted import Pasted, pasted
-from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
+from hf_memkit.plan.prices import price_of, ranked_gpus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -122,26 +121,10 @@ def _other_code(found: Pasted, name: str) -> Iterator[RenderableType]:
 
 
 def _flags(found: Pasted, width: int, plan: Plan, *, with_code: bool = False) -> Iterator[RenderableType]:
-    """What is pasted, in lines that a shell joins. `with_code`: beside other code, for which no plan file is."""
-    by_parser = wording.parses(plan) or bool(found.front_end)
-    if first := found.typed_first if by_parser else found.before:
-        yield "First type:"
-        yield from _indented("\n".join(first))
-    yield wording.where(plan, with_code=with_code)
-    if found.front_end:
-        yield from _indented("\n".join(found.front_end))
-        return
-    if not by_parser:
-        yield from _indented(found.python)
-        return
-    yield from _indented("\n".join(_joined(found.flags, width - 4)))
-    if found.no_flag:
-        yield "Where the script makes its TrainingArguments (no flag can set None; or use memkit run --plan):"
-        yield from _indented("\n".join(found.no_flag))
-    if found.model:
-        instead = "" if with_code else "; or use memkit run --plan"
-        yield f"Where the script loads its model (no flag sets this{instead}):"
-        yield from _indented(found.model)
+    """What is pasted, in lines that a shell joins."""
+    for what, lines in wording.to_paste(plan, found, [*_joined(found.flags, width - 4)], with_code=with_code):
+        yield what
+        yield from _indented("\n".join(lines))
 
 
 def _indented(lines: str) -> Iterator[RenderableType]:
@@ -204,22 +187,12 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Table:
     for column in table.columns[2:]:
         column.justify, column.no_wrap = "right", True
     for plan in ranked:
-        best, price = plan.proposed, price_of(plan, prices)
-        name = Text(wording.gpu_of(plan))
+        best, name = plan.proposed, Text(wording.gpu_of(plan))
         if plan.stopped:
             name.append("\nsearch not finished", style="dim")
-        if best is None:
-            table.add_row(name, Text(wording.missing(plan), "red"), *([wording.NONE] * len(columns)))
-            continue
-        setup = Text(best.candidate.name)
-        if best.candidate.group != "same result":
+        setup = Text(best.candidate.name) if best is not None else Text(wording.missing(plan), "red")
+        if best is not None and best.candidate.group != "same result":
             setup.append(f"\n{best.candidate.group}: {best.candidate.result}", style="dim")
-        cells = {
-            "GiB": f"{best.needs_bytes / GIB:.2f}",
-            unit: wording.rate(plan, best),
-            "run": wording.run_of(best),
-            "cost": wording.cost(run_cost(best, price, plan.gpus)),
-            "per 1M tokens": wording.cost(million_tokens_cost(best, price, plan.gpus)),
-        }
-        table.add_row(name, setup, *(cells[each] for each in columns))
+        # The last columns are there with prices only.
+        table.add_row(name, setup, *wording.gpu_cells(plan, prices)[: len(columns)])
     return table

@@ -166,9 +166,9 @@ def predict(
     )  # fmt: skip
     loaded = None
     if recipe is not None:
-        loaded, request = _read_recipe(
-            request, settings,
-            preset=preset, technique=technique, args=args, batch_size=batch_size, accumulation=accumulation,
+        loaded, request = read_recipe(
+            request, settings, preset=preset, technique=technique, args=args, batch_size=batch_size,
+            accumulation=accumulation, trust_remote_code=trust_remote_code,
         )  # fmt: skip
     elif variant != "auto":
         raise InputError(f"--variant {variant}: only recipes have variants; add --recipe NAME")
@@ -234,12 +234,7 @@ def _with_own(
     batch_size: int | None,
     accumulation: int | None,
 ) -> Request:
-    """The request with its preset and the user's own arguments.
-
-    Raises:
-        InputError: a technique that is a preset's name too, with nothing to put it on.
-        SettingError: values that are wrong.
-    """
+    """The request with its preset and the user's own arguments."""
     from hf_memkit.recipes.resolve import read_own
     from hf_memkit.setup.own_arguments import wrong_counts
 
@@ -251,11 +246,8 @@ def _with_own(
         if not name:
             raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
         techniques = tuple(each for each in techniques if each in PRESETS)
-    sizes = {
-        "per_device_train_batch_size": ("--batch-size", batch_size),
-        "gradient_accumulation_steps": ("--accumulation", accumulation),
-    }
-    request = read_own(replace(request, preset=name, techniques=techniques), settings or (), args, sizes)
+    request = replace(request, preset=name, techniques=techniques)
+    request = read_own(request, settings or (), args, batch_size=batch_size, accumulation=accumulation)
     if problems := wrong_counts(request.arguments):
         raise SettingError("\n".join(problems))
     return request
@@ -272,24 +264,15 @@ _INSTEAD: Final = {
 """Options that a recipe answers itself, and what to do in their place."""
 
 
-def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
-    """The recipe, and the request with its own arguments.
-
-    Raises:
-        InputError: there is no such recipe, or an option has no place here.
-        SettingError: settings that are wrong.
-    """
+def read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
+    """The recipe, and the request with its own arguments; refuses options that have no place beside a recipe."""
     from hf_memkit.recipes.resolve import read_own
     from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.recipes.settings import check_data
     from hf_memkit.recipes.sources import is_here
 
-    options["trust_remote_code"] = request.trust_remote_code
-    wrong = [
-        f"--{name.replace('_', '-')}: not with --recipe; {instead}"
-        for name, instead in _INSTEAD.items()
-        if options[name]
-    ]
+    given = [name for name in _INSTEAD if options.get(name)]
+    wrong = [f"--{name.replace('_', '-')}: not with --recipe; {_INSTEAD[name]}" for name in given]
     if wrong:
         raise InputError("\n".join(wrong))
     recipe = load_recipe(request.recipe or "")

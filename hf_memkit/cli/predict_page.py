@@ -31,19 +31,9 @@ _WORDS: Final = (
 def write_page(
     path: str, prediction: Prediction, setup: Setup, title: str, change: Sequence[str], above: Sequence[str] = ()
 ) -> Path:
-    """Writes the page, in place of one that memkit wrote before; returns its path.
-
-    Args:
-        path: of the file.
-        prediction: with its verdict.
-        setup: names the GPU.
-        title: what is predicted; the window's title has it up to the first semicolon.
-        change: what to change, a sentence each.
-        above: warnings of what the verdict does not know.
-
-    Raises:
-        InputError: the file is not memkit's own page, or cannot be written.
-    """
+    """Writes the page, in place of one that memkit wrote before and of no other file; returns its path. The window's
+    title has `title` up to the first semicolon; `change`: what to change, a sentence each; `above`: what the verdict
+    does not know."""
     gpu, target = setup.resolved_for.machine.gpu, read_target(prediction.to_json())
     assert target is not None
     verdict, *rest = (line.plain for line in answer(prediction, change))

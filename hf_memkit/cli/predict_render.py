@@ -56,20 +56,13 @@ def show(
     short: bool = False,
     console: Console | None = None,
 ) -> list[str]:
-    """Prints the verdict at once, and when `search` has found what to change, that and the numbers. Names of models
-    and modules are never markup.
+    """Prints the verdict at once, and when `search` has found what to change, that and the numbers; returns all that
+    is to be changed. Names of models and modules are never markup.
 
     Args:
-        prediction: with its verdict.
-        title: what is predicted.
         known: what to change that needs no search, a sentence each.
-        search: finds the rest of that.
         above: warnings of what the verdict does not know.
         short: whether in 24 lines of 80 columns at most.
-        console: where to; None: standard output.
-
-    Returns:
-        All that is to be changed.
     """
     console = console or Console(highlight=False)
     console.print(Group(*warnings(above, short=short), *answer(prediction, known, short=short)), crop=False)
@@ -222,11 +215,9 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
     """What to change where a job does not fit, or is tight: what the peak is mostly made of, and what to try next.
 
     Args:
-        prediction: of the job.
         instead: what is known to fit in its place.
         what: `"preset"` or what `of_variant` gives, whichever that is; `"script"`: the user's own; `""`: none was
             looked for.
-        micro_batch: rows of one GPU in a forward pass.
     """
     if prediction.verdict not in ("tight", "does not fit"):
         return []

@@ -17,13 +17,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.batches import batches_json, of_batches
+from hf_memkit.cli.options import tell
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.resources import names
 from hf_memkit.common.user_script import UserScript
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
-    from hf_memkit.catalog.hardware import Machine
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.launch_command import Launched
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
-    """The script or module that the command line of this verb names.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The script or module that the command line of this verb names."""
     if not is_module and not Path(target).exists():
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
@@ -55,10 +51,7 @@ def found_command(
     nodes: int = 1,
 ) -> Launched:
     """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
-
-    Raises:
-        InputError: as `read_command`; or `--gpus`, `--nodes` say another number.
-    """
+    Refuses as `read_command`, and other numbers of `--gpus` and `--nodes`."""
     from hf_memkit.prediction.launch_command import read_command
 
     launched = read_command(words, environment, gpus=gpus or 1)
@@ -66,20 +59,14 @@ def found_command(
     if not launched.is_launcher and not launched.front_end:
         _refuse_several_gpus(launched.before, variables)
     if launched.gpus is None and gpus is None:
-        _say("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
+        tell("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
     own_gpus, own_nodes = launched.sizes(gpus, nodes)
     return replace(launched, gpus=own_gpus, nodes=own_nodes, environment=variables)
 
 
 def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """
-    Args:
-        words: the command up to the script.
-        environment: its variables.
-
-    Raises:
-        InputError: plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
-    """
+    """Refuses plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
+    `words`: the command up to the script."""
     tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
     if "srun" in words and tasks is not None:
         raise InputError(
@@ -116,10 +103,7 @@ _NO_PLACE: Final = {
 
 
 def refuse_beside_a_script(**options: Any) -> None:
-    """
-    Raises:
-        InputError: options that contradict a script, a line each.
-    """
+    """Refuses options that contradict a script, with a line each."""
     wrong = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
@@ -146,13 +130,7 @@ def predict_script(
     short: bool,
     as_json: bool,
 ) -> int:
-    """Predicts it and shows what was found; the exit code.
-
-    Args:
-        compare_with: the Python of another environment.
-        search: whether a setup that fits is looked for, where it does not.
-        html: the page to write.
-    """
+    """Predicts it and shows what was found; the exit code. `compare_with`: the Python of another environment."""
     try:
         with ended_by_signals() as ended:
             from hf_memkit.catalog.environments import find_environment
@@ -166,7 +144,7 @@ def predict_script(
             machine = described_machine(gpu, gpu_memory, ram, None)
             ended()
             name = name_of(script)
-            _say(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
+            tell(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
             with _status(name):
                 predicted = functools.partial(
                     predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment,
@@ -174,12 +152,12 @@ def predict_script(
                 )  # fmt: skip
                 prediction, training = predicted()
                 there, why = _compared(predicted, other) if other is not None else (None, "")
-            _say("nothing was trained or saved, whatever the script printed")
+            tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
-        _say("stopped; no process of the script is left")
+        tell("stopped; no process of the script is left")
         return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
     if why:
         prediction = prediction.with_notes(why)
@@ -187,7 +165,14 @@ def predict_script(
     def instead() -> NextSetup | None:
         if not search or prediction.verdict != "does not fit" or other is not None or _instead(prediction):
             return None
-        return _nearest(script, machine, gpus, nodes, environment, ram_is_given=ram is not None)
+        if nodes > 1:  # a plan is of one machine
+            return None
+        from hf_memkit.cli.predict_next import next_setup
+        from hf_memkit.plan.make_plan import Asked, nearest_setup
+
+        asked = Asked(gpus=gpus, environment=environment, ram_is_given=ram is not None)
+        # The script runs once more for that.
+        return searched(lambda: next_setup(lambda: nearest_setup(script, machine, asked)))
 
     known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
     known += [*of_batches(prediction, training.batches), *_instead(prediction)]
@@ -219,15 +204,11 @@ def _compared(
     predicted: Callable[..., tuple[Prediction, ScriptTraining]], other: Environment
 ) -> tuple[Prediction | None, str]:
     """With the other environment's libraries, and nothing; or None, and why not."""
-    _say(f"predicting with the libraries of {other.python}, to compare")
+    tell(f"predicting with the libraries of {other.python}, to compare")
     try:
         return predicted(other=other)[0], ""
     except InputError as error:
         return None, f"not compared with {other.python}: {error}"
-
-
-def _say(line: str) -> None:
-    print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
 _FIRST_S: Final = 10.0
@@ -250,7 +231,7 @@ def _status(name: str) -> Iterator[None]:
     def lines() -> None:
         seconds, wait = _FIRST_S, _FIRST_S
         while not done.wait(wait):
-            _say(f"{name} runs: {seconds:.0f} s")
+            tell(f"{name} runs: {seconds:.0f} s")
             seconds, wait = 2 * seconds, seconds
 
     threading.Thread(target=lines, daemon=True).start()
@@ -290,33 +271,12 @@ def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _nearest(
-    script: UserScript,
-    machine: Machine,
-    gpus: int,
-    nodes: int,
-    environment: Mapping[str, str] | None,
-    *,
-    ram_is_given: bool,
-) -> NextSetup | None:
-    """The nearest setup of the same batch that fits; the script runs once more for that."""
-    from hf_memkit.cli.predict_next import next_setup
-    from hf_memkit.plan.make_plan import nearest_setup
-
-    if nodes > 1:  # a plan is of one machine
-        return None
-    nearest = functools.partial(
-        nearest_setup, script, machine, gpus=gpus, environment=environment, ram_is_given=ram_is_given
-    )
-    return searched(functools.partial(next_setup, nearest))
-
-
 _T = TypeVar("_T")
 
 
 def searched(find: Callable[[], _T | None], what: str = "the nearest setup of the same batch that does") -> _T | None:
     """What is found that fits, where a job does not; None also if Ctrl-C ends the search."""
-    _say(f"it does not fit: looking for {what} (Ctrl-C to skip)")
+    tell(f"it does not fit: looking for {what} (Ctrl-C to skip)")
     try:
         with ended_by_signals():
             return find()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +22,7 @@ from hf_memkit.cli.options import (
     SequenceLength,
     Set,
     Technique,
+    with_options,
 )
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
@@ -57,6 +58,32 @@ BatchSize = Annotated[
 For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Script that reads them: trainer, run_clm or trl.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PresetOptions:
+    """What `show` and `copy` take beside a preset's name."""
+
+    model: Model = None
+    gpu: Gpu = None
+    gpu_memory: GpuMemory = None
+    ram: Ram = None
+    gpus: Gpus = 1
+    nodes: Nodes = 1
+    batch_size: BatchSize = None
+    sequence_length: SequenceLength = None
+    nvme_path: NvmePath = None
+    settings: Set = None
+    args: Args = None
+    technique: Technique = None
+    script: For = "trainer"
+
+    def request(self, name: str) -> Request:
+        return Request(
+            preset=name, techniques=tuple(self.technique or ()), model=self.model, gpu=self.gpu,
+            gpu_memory=self.gpu_memory, ram=self.ram, gpus=self.gpus, nodes=self.nodes,
+            global_batch_size=self.batch_size, sequence_length=self.sequence_length, nvme_path=self.nvme_path,
+        )  # fmt: skip
+
+
 @app.command(
     "list",
     cls=InEnvironment,
@@ -89,30 +116,16 @@ def list_presets(
     cls=InEnvironment,
     help="Show every setting of a preset with its reason; with --model, its bytes and the batch that fits.",
 )
+@with_options
 def show(
     name: Name,
-    model: Model = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    ram: Ram = None,
-    gpus: Gpus = 1,
-    nodes: Nodes = 1,
-    batch_size: BatchSize = None,
-    sequence_length: SequenceLength = None,
-    nvme_path: NvmePath = None,
-    settings: Set = None,
-    args: Args = None,
-    technique: Technique = None,
-    script: For = "trainer",
+    *,
+    options: PresetOptions,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli import preset_render
 
-    request = Request(
-        preset=name, techniques=tuple(technique or ()), model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram,
-        gpus=gpus, nodes=nodes, global_batch_size=batch_size, sequence_length=sequence_length, nvme_path=nvme_path,
-    )  # fmt: skip
-    setup = _resolved(request, settings, args, script)
+    setup, script = _resolved(name, options), options.script
     if as_json:
         print(json.dumps({**setup.to_json(), **_file_of(setup, script).to_json()}, indent=2))
     else:
@@ -123,6 +136,7 @@ def show(
 @app.command(
     cls=InEnvironment, help="Write a preset as YAML or JSON for HfArgumentParser, your own arguments included."
 )
+@with_options
 def copy(
     name: Name,
     destination: Annotated[
@@ -132,30 +146,16 @@ def copy(
             help="File (.yaml or .json), folder, or - to print. Default: NAME.yaml (run_clm: NAME.json).",
         ),
     ] = None,
-    model: Model = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    ram: Ram = None,
-    gpus: Gpus = 1,
-    nodes: Nodes = 1,
-    batch_size: BatchSize = None,
-    sequence_length: SequenceLength = None,
-    nvme_path: NvmePath = None,
-    settings: Set = None,
-    args: Args = None,
-    technique: Technique = None,
-    script: For = "trainer",
+    *,
+    options: PresetOptions,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli import preset_render
 
-    request = Request(
-        preset=name, techniques=tuple(technique or ()), model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram,
-        gpus=gpus, nodes=nodes, global_batch_size=batch_size, sequence_length=sequence_length, nvme_path=nvme_path,
-    )  # fmt: skip
+    script = options.script
     target = _target(name, destination, script)
-    setup = _resolved(request, settings, args, script)
+    setup = _resolved(name, options)
     _refuse_former(setup)
     shown = _file_of(setup, script, "DEEPSPEED.json")
     _refuse_without_use(shown, name, script)
@@ -164,7 +164,7 @@ def copy(
         preset_render.printed(setup, _file_of(setup, script))
         return 0
     new_folder = not target.parent.exists()
-    files = _write(target, setup, script, args, overwrite=overwrite)
+    files = _write(target, setup, script, options.args, overwrite=overwrite)
     if as_json:
         content = {"files": [str(file) for file in files], **_file_of(setup, script, _deepspeed(files)).to_json()}
         print(json.dumps({**setup.to_json(), **content}, indent=2))
@@ -173,13 +173,13 @@ def copy(
     return 0
 
 
-def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> Setup:
+def _resolved(name: str, options: PresetOptions) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
     from hf_memkit.recipes.resolve import read_own, resolve
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
-    request = read_own(request, settings or (), args)
+    request, script = read_own(options.request(name), options.settings or (), options.args), options.script
     if script not in SCRIPTS:
         known = ", ".join(SCRIPTS)
         raise InputError(f"--for {script}: unknown{did_you_mean(script, SCRIPTS) or f'; write one of {known}'}")
@@ -234,11 +234,7 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
 
 
 def _refuse_former(setup: Setup) -> None:
-    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file.
-
-    Raises:
-        SettingError: has a line for each, with what to write instead.
-    """
+    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file."""
     from hf_memkit.catalog.former_arguments import former_arguments
 
     assert setup.request is not None
@@ -249,11 +245,7 @@ def _refuse_former(setup: Setup) -> None:
 
 
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
-    """Refuses a file that would not do what the preset's name says.
-
-    Raises:
-        InputError: the file would be empty, or the script, which has no place for code, would train in another way.
-    """
+    """Refuses an empty file, and one with which the script would train in another way than the preset's name says."""
     if not file.entries:
         raise InputError(
             f"preset {name!r} sets no argument, so there is no file to write. "
@@ -268,11 +260,7 @@ def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
-    """The file to write; None for standard output.
-
-    Raises:
-        InputError: its ending is neither YAML's nor JSON's.
-    """
+    """The file to write, YAML or JSON by its ending; None for standard output."""
     if destination == "-":
         return None
     own_name = f"{name}.json" if script == "run_clm" else f"{name}.yaml"
@@ -285,11 +273,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
 
 
 def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
-    """Writes the file and, with DeepSpeed, its JSON beside; returns both.
-
-    Raises:
-        InputError: a file exists, or cannot be written.
-    """
+    """Writes the file and, with DeepSpeed, its JSON beside; returns both."""
     config = setup.get("deepspeed.config")
     files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
     if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):

@@ -10,21 +10,8 @@ from typing import Annotated
 
 import typer
 
-from hf_memkit.cli.options import (
-    MORE,
-    Gpu,
-    GpuMemory,
-    GpusOfRun,
-    JsonOfRun,
-    MasterAddr,
-    MasterPort,
-    NodeRank,
-    NodesOfRun,
-    Overwrite,
-    Ram,
-    Resume,
-    Short,
-)
+from hf_memkit.cli.options import MORE, Gpu, GpuMemory, Ram, Short, with_options
+from hf_memkit.cli.run_folder import FolderOptions
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
 
@@ -46,6 +33,7 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 
+@with_options
 def recipe(
     name: Annotated[str | None, typer.Argument(help="Recipe name or YAML file. Omit to list all recipes.")] = None,
     variant: Annotated[
@@ -73,11 +61,8 @@ def recipe(
     nvme_path: Annotated[
         str | None, typer.Option(help="Folder on a fast disk, for the infinity variant.", rich_help_panel=MORE)
     ] = None,
-    gpus: GpusOfRun = None,
-    nodes: NodesOfRun = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
+    *,
+    of_run: FolderOptions,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,8 +71,6 @@ def recipe(
             help="Override a TrainingArguments field, except those that the variant sets. Repeatable.",
         ),
     ] = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
     ] = False,
@@ -107,7 +90,6 @@ def recipe(
     copy: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the recipe's YAML file, to change.", rich_help_panel=MORE)
     ] = None,
-    as_json: JsonOfRun = False,
 ) -> int:
     """List the recipes, or run one."""
     from hf_memkit.cli.recipe_flow import run_recipe
@@ -133,22 +115,15 @@ def recipe(
     options = RunOptions(
         request,
         setting=tuple(setting or ()),
-        gpus=gpus,
-        nodes=nodes,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        resume=resume,
-        overwrite=overwrite,
         dry_run=dry_run,
         short=short,
         random_weights=random_weights,
         export=export,
-        as_json=as_json,
+        **vars(of_run),
     )
     if name is None:
         _refuse_without_name([*options.given(*_OF_ONE_RECIPE), *(["--copy"] if copy is not None else [])], variant)
-        return list_recipes(gpu, gpu_memory, ram, as_json=as_json)
+        return list_recipes(gpu, gpu_memory, ram, as_json=of_run.as_json)
     return run_recipe(options)
 
 

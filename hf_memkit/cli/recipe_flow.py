@@ -179,11 +179,9 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
 
 
 def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | None, judge: Judge) -> RecipeRun:
-    """The run with its prediction, which is told before the model is loaded if it says that the GPU is too small.
-
-    A rehearsal, which runs on a CPU, has that of its target, where it is known at once. What cannot be predicted is
-    not in the way of a run. `prediction`: what the setup was chosen by, if it was.
-    """
+    """The run with its prediction, told before the model is loaded if it does not fit; of a rehearsal, that of its
+    target where `prediction`, by which the setup was chosen, has it. What cannot be predicted is not in the way of a
+    run."""
     from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.cli import render
     from hf_memkit.common.errors import MemkitError

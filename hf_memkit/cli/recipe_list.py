@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as_json: bool) -> int:
-    """Prints the list: of all recipes, or of what fits the GPU that is described, best first.
-
-    Raises:
-        InputError: an unknown GPU, or no size.
-    """
+    """Prints the list: of all recipes, or of what fits the GPU that is described, best first."""
     from hf_memkit.common import resources
     from hf_memkit.recipes.schema import load_recipe
 
@@ -57,11 +53,7 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
 
 
 def copy_recipe(name: str, target: Path) -> int:
-    """Writes the recipe's file to `target`.
-
-    Raises:
-        InputError: there is no such recipe, or the target is there already or cannot be written.
-    """
+    """Writes the recipe's file to `target`, which must be new."""
     from hf_memkit.common.errors import InputError
     from hf_memkit.common.user_files import refuse_existing, write_text
     from hf_memkit.recipes.schema import load_recipe

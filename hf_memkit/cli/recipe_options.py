@@ -42,16 +42,8 @@ class RunOptions(FolderOptions):
 
 
 def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = None) -> Request:
-    """The request with its own arguments, whatever is wrong whatever the machine being told at once: before torch is
-    imported, or a process is started.
-
-    Args:
-        options, recipe: the command line and the recipe.
-        launched: where a launcher says it.
-
-    Raises:
-        InputError: there is no such variant, model or GPU, or a value is wrong.
-    """
+    """The request with its own arguments; `launched`: where a launcher says it. What is wrong whatever the machine is
+    told at once: before torch is imported, or a process is started."""
     from hf_memkit.recipes.resolve import read_own
     from hf_memkit.recipes.settings import refuse_wrong
 
@@ -64,11 +56,7 @@ def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = N
 
 
 def refuse_data(options: RunOptions, recipe: Recipe) -> None:
-    """Reads what `--data` names; of what is only shown no data set is downloaded.
-
-    Raises:
-        DataError: it cannot be used.
-    """
+    """Reads what `--data` names, and refuses what cannot be used; of what is only shown no data set is downloaded."""
     from hf_memkit.recipes.settings import check_data
     from hf_memkit.recipes.sources import is_here
 
@@ -102,13 +90,10 @@ def resolved_run(
     options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
     """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
-    without; the prediction that it was chosen by, None where it could not be predicted).
+    without; the prediction that it was chosen by, None where it could not be predicted). A DoesNotFitError where no
+    variant fits, or the GPU that is described is more than the one that is here.
 
-    Stored predictions come first, unless the data decides. A rehearsal goes by them alone: it starts at once.
-
-    Raises:
-        DoesNotFitError: no variant fits, or the GPU that is described is more than the one that is here.
-    """
+    Stored predictions come first, unless the data decides. A rehearsal goes by them alone: it starts at once."""
     from hf_memkit.catalog.hardware import described_gpu
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.recipes.rehearse import rehearse

@@ -17,17 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.cli.environment import Trains
-from hf_memkit.cli.options import (
-    RUNS,
-    GpusOfRun,
-    JsonOfRun,
-    MasterAddr,
-    MasterPort,
-    NodeRank,
-    NodesOfRun,
-    Overwrite,
-    Resume,
-)
+from hf_memkit.cli.options import RUNS, with_options
 from hf_memkit.cli.quiet import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
@@ -86,11 +76,8 @@ def _recipes_folder(word: str) -> Path | None:
 def _refuse_lost_options(
     command: TyperCommand, before: Sequence[str], arguments: Sequence[str], *, is_module: bool
 ) -> None:
-    """`before`: the words up to the script's name, which is the last.
-
-    Raises:
-        InputError: options of this command are among the script's arguments, and the script has none of that name.
-    """
+    """Refuses options of this command among the script's arguments, if the script has none of that name. `before`: the
+    words up to the script's name."""
     own = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
     lost: list[str] = []
     for number, word in enumerate(arguments):
@@ -150,11 +137,7 @@ LOGS: Final = ("few", "all", "none")
 
 
 def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
-    """This process becomes the command, with a report in each of the processes that it starts.
-
-    Raises:
-        InputError: there is no such program, or no script in the command.
-    """
+    """This process becomes the command, with a report in each of the processes that it starts."""
     from hf_memkit.prediction.worker import close_workers
 
     launched = read_command(words)
@@ -174,10 +157,7 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
 
 
 def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> int:
-    """
-    Raises:
-        InputError: options that only a script has.
-    """
+    """Refuses `of_script`, options that only a script has."""
     if of_script:
         raise InputError(
             f"{', '.join(of_script)}: only for a script; {folder / 'args.yaml'} holds what the folder trains with"
@@ -188,6 +168,7 @@ def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> i
     return as_one_of_its_ranks(lambda ranks: run_folder(folder, options, ranks))
 
 
+@with_options
 def run(
     context: typer.Context,
     script: Annotated[
@@ -226,20 +207,10 @@ def run(
             " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
         ),
     ] = True,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    gpus: GpusOfRun = None,
-    nodes: NodesOfRun = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    as_json: JsonOfRun = False,
+    *,
+    of_folder: FolderOptions,
 ) -> ScriptRun | int:
     """Run a training script unchanged and report its memory."""
-    of_folder = FolderOptions(
-        resume=resume, overwrite=overwrite, gpus=gpus, nodes=nodes, node_rank=node_rank, master_addr=master_addr,
-        master_port=master_port, as_json=as_json,
-    )  # fmt: skip
     of_script = [
         flag
         for flag, given in (

@@ -16,6 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli.environment import command_line
+from hf_memkit.cli.options import (
+    GpusOfRun,
+    JsonOfRun,
+    MasterAddr,
+    MasterPort,
+    NodeRank,
+    NodesOfRun,
+    Overwrite,
+    Resume,
+)
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -37,14 +47,14 @@ _FLAGS = {"setting": "--set", "as_json": "--json"}
 class FolderOptions:
     """Options under their parameters' names; what was not given is None or False."""
 
-    gpus: int | None = None
-    nodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    resume: bool = False
-    overwrite: bool = False
-    as_json: bool = False
+    gpus: GpusOfRun = None
+    nodes: NodesOfRun = None
+    node_rank: NodeRank = None
+    master_addr: MasterAddr = None
+    master_port: MasterPort = None
+    resume: Resume = False
+    overwrite: Overwrite = False
+    as_json: JsonOfRun = False
 
     @property
     def shown_only(self) -> bool:
@@ -61,11 +71,8 @@ class FolderOptions:
         return [_flag(name) for name in names or values if values[name] not in (None, "", (), False)]
 
     def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> Place:
-        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`.
-
-        Raises:
-            InputError: the options contradict each other or the launcher, or lack something.
-        """
+        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`. Refuses
+        options that contradict each other or the launcher, or lack something."""
         if ranks.launched:
             return self._launcher_s_place(ranks)
         place = Place(

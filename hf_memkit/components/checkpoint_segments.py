@@ -28,11 +28,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
-    """Checkpoints every `segment_layers` consecutive layers of `model` as one; returns a function that undoes it.
-
-    Raises:
-        ValueError: `segment_layers` is below 1, or the model has no stack of layers that transformers can checkpoint.
-    """
+    """Checkpoints every `segment_layers` consecutive layers of `model` as one; returns a function that undoes it. A
+    ValueError where it has no stack of layers that transformers can checkpoint."""
     if segment_layers < 1:
         raise ValueError(f"segment_layers={segment_layers}: must be at least 1")
     stacks = [_Stack(owner, list(layers), segment_layers) for owner, layers in _stacks_of(model)]

@@ -35,11 +35,8 @@ _ATTENTION: Final = (
 
 
 def install(model: nn.Module) -> Callable[[], None]:
-    """Checkpoints every layer of `model` selectively; returns a function that undoes it.
-
-    Raises:
-        ValueError: the model has no layer that transformers can checkpoint.
-    """
+    """Checkpoints every layer of `model` selectively; returns a function that undoes it. A ValueError where
+    transformers can checkpoint none."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer. Omit selective-checkpointing")

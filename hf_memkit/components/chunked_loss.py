@@ -70,11 +70,7 @@ def install(
 
 
 def _language_model(model: nn.Module) -> Any:
-    """The transformers model itself, out of PEFT's wrapper.
-
-    Raises:
-        TypeError, RuntimeError: as `install` does.
-    """
+    """The transformers model itself, out of PEFT's wrapper."""
     inner: Any = model
     if hasattr(inner, "get_base_model"):
         inner = inner.get_base_model()

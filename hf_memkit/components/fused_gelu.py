@@ -23,10 +23,7 @@ class QuickGELU(nn.Module):
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
-    """What does the same in one operation, or None if `module` is not one of the composed functions.
-
-    transformers:src/transformers/activations.py. Compared by exact type: a subclass may compute something else.
-    """
+    """What does the same in one operation, or None; by exact type: a subclass may compute something else."""
     name = type(module).__name__
     if type(module) is not getattr(activations, name, None):
         return None

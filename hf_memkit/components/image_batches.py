@@ -43,11 +43,7 @@ class ImageBatches:
         self._dtype = dtype
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch.
-
-        Raises:
-            OSError: a file is missing, or is not an image.
-        """
+        """The batch; an OSError where a file is missing, or is no image."""
         pixels = [self._pixels(open_image(row["image"]), bool(row.get("augment"))) for row in rows]
         labels = torch.tensor([int(row["label"]) for row in rows])
         stacked = torch.stack(pixels)
@@ -86,12 +82,9 @@ def target_size(image_processor: Any) -> tuple[int, int]:
 
 
 def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> Image.Image:
-    """A random part of the image, scaled to `size` (height, width) and mirrored half of the time.
-
-    Its share of the area is drawn from `smallest` to 1, its ratio of width to height from 3/4 to 4/3 on a logarithmic
-    scale, and where ten such parts do not fit, the largest one in the middle is taken: torchvision's
-    RandomResizedCrop, which is the usual way to train image classifiers (Szegedy et al. 2015, arXiv:1409.4842).
-    """
+    """A random part of the image, scaled to `size` (height, width) and mirrored half of the time: its share of the
+    area is drawn from `smallest` to 1, its ratio of sides from 3/4 to 4/3 (logarithmic), as torchvision's
+    RandomResizedCrop has it (Szegedy et al. 2015, arXiv:1409.4842)."""
     width, height = image.size
     for _ in range(_TRIES):
         area = width * height * _uniform(smallest, 1.0)

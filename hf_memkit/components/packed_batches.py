@@ -162,11 +162,7 @@ class PackedRows:
         self._padding = padding
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch, in as few rows as first fit finds, the longest samples first.
-
-        Raises:
-            ValueError: a sample is longer than a row.
-        """
+        """The batch, in as few rows as first fit finds, the longest samples first."""
         texts = sorted((_text_of(sample) for sample in samples), key=lambda one: -len(one["input_ids"]))
         rows: list[list[dict[str, list[int]]]] = []
         left: list[int] = []
@@ -202,11 +198,7 @@ class PackedRows:
 
 
 def _text_of(sample: Mapping[str, Any]) -> dict[str, list[int]]:
-    """`input_ids` and `labels` of a sample without its padding; the first label is dropped: nothing predicts it.
-
-    Raises:
-        ValueError: there are no `input_ids`, or as many labels as tokens.
-    """
+    """`input_ids` and `labels` of a sample without its padding; the first label is dropped: nothing predicts it."""
     if "input_ids" not in sample:
         raise ValueError(f"a sample has no input_ids, only {', '.join(sample)}. Tokenize the data set")
     ids = torch.as_tensor(sample["input_ids"])

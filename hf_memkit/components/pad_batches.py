@@ -90,11 +90,7 @@ class PadBatches:
         self._second = _SECOND if second_text else frozenset()
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch.
-
-        Raises:
-            ValueError: a sample has no `input_ids`, an input of another length, or fields that other samples lack.
-        """
+        """The batch; a ValueError where samples lack fields that others have."""
         rows = [self._row(sample) for sample in samples]
         names = rows[0].keys()
         if differing := {name for row in rows for name in row.keys() ^ names}:

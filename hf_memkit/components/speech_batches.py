@@ -39,11 +39,7 @@ class SpeechBatches:
         self._dtype = dtype
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch.
-
-        Raises:
-            OSError, ValueError: a file is missing, or is not sound.
-        """
+        """The batch; an error where a file is missing, or is not sound."""
         rate = self._extractor.sampling_rate
         waves = [read_sound(row["audio"].get("bytes") or row["audio"]["path"], rate) for row in rows]
         features: Tensor = self._extractor(waves, sampling_rate=rate, return_tensors="pt")["input_features"]

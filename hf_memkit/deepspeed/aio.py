@@ -82,18 +82,13 @@ class AioMeasurement:
 def measure(
     folder: str | Path, *, cpu: bool, start: Mapping[str, int | bool] = DEFAULTS, budget_s: float = 5.0
 ) -> AioMeasurement:
-    """Measures DeepSpeed's reads and writes in `folder`, which keeps no file of it.
+    """Measures DeepSpeed's reads and writes in `folder`, which keeps no file of it. Refuses a folder that does not do
+    (`nvme.preflight`), and async_io that is not built.
 
     Args:
-        folder: the `nvme_path`.
         cpu: which build of async_io to take, the one for a CPU or that for a GPU.
         start: the settings to beat, which stay where nothing is clearly faster.
         budget_s: seconds to measure; the trial under way is finished, and `start` is measured in any case.
-
-    Raises:
-        MissingPackageError: async_io is not built.
-        InputError, DoesNotFitError: the folder does not do (see `nvme.preflight`).
-        RunError: the measurement failed.
     """
     extensions = ops.extensions_folder(cpu=cpu)
     if not all((extensions / name / f"{name}.so").exists() for name in ("pin_memory", "async_io")):

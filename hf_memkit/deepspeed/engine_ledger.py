@@ -33,9 +33,7 @@ def zero_ledger(
 
     Args:
         config: a DeepSpeed JSON. "auto" in `bf16.enabled` or `fp16.enabled` counts as 16 bit.
-        model: its shapes.
         gpus: processes on each machine, one GPU each.
-        nodes: machines.
         accumulation: whether gradients of several micro-batches are accumulated.
         adapters: elements of each adapter parameter; the model is then frozen. Empty: all of the model is trained.
         linear_elements: of weights whose linear layers hold them from forward to backward, where

@@ -60,29 +60,16 @@ class Preflight:
     notes: tuple[str, ...] = ()
 
     def raise_problems(self) -> None:
-        """Raises the most severe kind of problem, all lines of that kind at once.
-
-        Raises:
-            InputError: the folder cannot be used.
-            DoesNotFitError: disk or lockable memory is not enough.
-            MissingPackageError: a library is missing.
-        """
-        if self.unusable:
-            raise InputError("\n".join(self.unusable))
-        if self.shortages:
-            raise DoesNotFitError("\n".join(self.shortages))
-        if self.missing:
-            raise MissingPackageError("\n".join(self.missing))
+        """Raises the most severe kind of problem, all lines of that kind at once."""
+        kinds = (self.unusable, InputError), (self.shortages, DoesNotFitError), (self.missing, MissingPackageError)
+        for lines, error in kinds:
+            if lines:
+                raise error("\n".join(lines))
 
 
 def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -> Preflight:
-    """Tries everything that DeepSpeed will do with `folder`. Takes milliseconds and leaves nothing behind.
-
-    Args:
-        folder: the `nvme_path`.
-        needed_bytes: what will be swapped there, by all processes of this machine.
-        locked_bytes: the buffers that one process locks in RAM.
-    """
+    """Tries everything that DeepSpeed will do with `folder`: swap `needed_bytes` by all processes of this machine,
+    lock `locked_bytes` of buffers in RAM in each. Takes milliseconds and leaves nothing behind."""
     path = user_path(folder).absolute()
     unusable, shortages, missing, notes = [], [], [], []
     if not _libaio_loads():
@@ -110,11 +97,7 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
 def ready(
     folder: str | Path, say: Callable[[str], None], *, needed_bytes: int, locked_bytes: int = 0
 ) -> Iterator[None]:
-    """The folder, found good and held for one run: see `preflight` and `hold`.
-
-    Raises:
-        InputError, DoesNotFitError, MissingPackageError: see `Preflight.raise_problems`.
-    """
+    """The folder, found good and held for one run: see `preflight` and `hold`."""
     found = preflight(folder, needed_bytes=needed_bytes, locked_bytes=locked_bytes)
     found.raise_problems()
     for note in found.notes:
@@ -294,26 +277,16 @@ def find_leftover(nvme_path: str | Path) -> Leftover | None:
 
 @contextlib.contextmanager
 def hold(nvme_path: str | Path) -> Iterator[None]:
-    """Keeps the folder for one run: removes what a killed run left before it, and everything swapped after it.
-
-    Makes the folder where there is none, and removes it again if it is empty then. One process a machine holds it for
-    all of a job's processes, before the first of them makes its model.
-
-    Raises:
-        InputError: a run holds the folder, or another program's swap files are in it.
-        OSError: it cannot be made.
-    """
+    """Keeps the folder for one run: removes what a killed run left before it, and everything swapped after it, and the
+    folder if it made that. One process a machine holds it for all of a job's processes, before the first of them makes
+    its model. An InputError where a run holds it, or another program's swap files are in it."""
     with made_folder(Path(nvme_path)), _held(Path(nvme_path)):
         yield
 
 
 @contextlib.contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Makes a folder and its parents; afterwards removes those that it made and that are empty.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Makes a folder and its parents; afterwards removes those that it made and that are empty."""
     missing = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -326,11 +299,7 @@ def made_folder(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Holds the lock of `path`; there are no swap files at the start, and none at the end.
-
-    Raises:
-        InputError: somebody else's files or lock are here.
-    """
+    """Holds the lock of `path`; there are no swap files at the start, and none at the end. Refuses somebody else's."""
     lock_path = path / _LOCK_FILE
     found = find_leftover(path)
     if found is not None and found.owner != "ended":

@@ -40,11 +40,8 @@ class RestoreSwappedStates(TrainerCallback):  # type: ignore[misc]
 
 
 def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
-    """This process's part of the checkpoint: what of the optimizer was in memory when it was saved.
-
-    Raises:
-        RunError: it holds an object of a class that DeepSpeed does not put there: a pickle may run any code.
-    """
+    """This process's part of the checkpoint: what of the optimizer was in memory when it was saved. Refuses objects of
+    classes that DeepSpeed does not put there: a pickle may run any code."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 

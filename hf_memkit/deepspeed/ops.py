@@ -89,12 +89,8 @@ def _finds_libaio() -> bool:
 
 
 def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:
-    """Builds missing operators, with a message. Sets TORCH_EXTENSIONS_DIR and PATH for this process.
-
-    Raises:
-        MissingPackageError: the compiler or a header is missing; names the packages.
-        RunError: an operator does not build; the message ends with the compiler's last lines.
-    """
+    """Builds missing operators, with a message; sets TORCH_EXTENSIONS_DIR and PATH for this process. A
+    MissingPackageError names the packages of what it is built with; a RunError ends with the compiler's last lines."""
     folder = extensions_folder(cpu=cpu)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)

@@ -18,15 +18,8 @@ from hf_memkit.common.errors import MissingPackageError
 
 
 def load(name: str, nvme_path: str | None = None) -> dict[str, Any]:
-    """The DeepSpeed preset `name`.
-
-    Args:
-        name: a preset of `ds_configs/`.
-        nvme_path: folder for swap files, where the preset has any; None leaves the preset's placeholder.
-
-    Raises:
-        InputError: there is no such preset.
-    """
+    """The DeepSpeed preset `name`, with this folder for swap files where it has any; an InputError where there is none
+    such."""
     config: dict[str, Any] = json.loads(resources.find("ds_configs", name).read_text(encoding="utf-8"))
     for section in config.get("zero_optimization", {}).values():
         if nvme_path is not None and isinstance(section, dict) and section.get("device") == "nvme":
@@ -77,11 +70,7 @@ def preset_index() -> Mapping[str, PresetInfo]:
 
 
 def refuse_other_deepspeed(name: str) -> None:
-    """Refuses a preset that the installed DeepSpeed no longer runs.
-
-    Raises:
-        MissingPackageError: names the versions that do.
-    """
+    """Refuses a preset that the installed DeepSpeed no longer runs, with the versions that do."""
     info = preset_index()[name]
     try:
         installed = version("deepspeed")
@@ -95,17 +84,12 @@ def refuse_other_deepspeed(name: str) -> None:
 
 
 def accelerate_config(deepspeed_file: str, *, stage: int, gpus: int = 1, nodes: int = 1) -> dict[str, Any]:
-    """What `accelerate config` would write (accelerate 1.15: commands/config/config_args.py, `ClusterConfig`).
+    """What `accelerate config` would write (accelerate 1.15: commands/config/config_args.py, `ClusterConfig`), with
+    the path of the JSON relative to where accelerate is started. At stage 3 the model is split while it is loaded.
 
-    Neither `mixed_precision` nor accumulation nor offload is in it: with `deepspeed_config_file` accelerate
-    refuses them, because their place is the JSON and TrainingArguments (accelerate: utils/dataclasses.py,
-    `DeepSpeedPlugin`).
-
-    Args:
-        deepspeed_file: path of the JSON, as accelerate will read it: relative to where it is started.
-        stage: the JSON's ZeRO stage. At 3 the model is split while it is loaded.
-        gpus, nodes: processes on each machine, and machines.
-    """
+    Neither `mixed_precision` nor accumulation nor offload is in it: with `deepspeed_config_file` accelerate refuses
+    them, because their place is the JSON and TrainingArguments (accelerate: utils/dataclasses.py,
+    `DeepSpeedPlugin`)."""
     deepspeed: dict[str, Any] = {"deepspeed_config_file": deepspeed_file, "zero3_init_flag": stage == 3}
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

@@ -95,12 +95,8 @@ class ZeroSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> ZeroSettings:
-        """Reads any DeepSpeed JSON; a value of the wrong type counts as absent.
-
-        Args:
-            config: the JSON.
-            hidden_size: of the model that it is for; 0: not known, so that "auto" is DeepSpeed's default.
-        """
+        """Reads any DeepSpeed JSON; a value of the wrong type counts as absent. `hidden_size`: of the model; 0: not
+        known, so that "auto" is DeepSpeed's default."""
         zero = dict(section_of(config, "zero_optimization"))
         stage = _whole(zero, "stage", 0)
         if hidden_size:

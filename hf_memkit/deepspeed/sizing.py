@@ -73,20 +73,15 @@ def size_preset(
     accumulation: bool = True,
     adapters: Sequence[int] = (),
 ) -> Sized:
-    """The preset `name` with its buffers computed for `model` on `machine`.
+    """The preset `name` with its buffers computed for `model` on `machine` (without a GPU its limits are left out); an
+    InputError where there is no such preset.
 
     Args:
-        name: a preset of `ds_configs/`.
-        model: the model to train.
-        machine: GPU (None: GPU limits are left out), RAM and page-lock limit.
         nvme_path: folder for swap files; None leaves the preset's placeholder.
-        gpus, nodes: processes on each machine, and machines.
+        gpus: processes on each machine.
         aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
         accumulation: whether gradients of several micro-batches are accumulated.
         adapters: elements of each adapter parameter, where only they are trained; empty: all of the model is.
-
-    Raises:
-        InputError: there is no such preset.
     """
     sizing = _Sizing(load(name), model, machine, gpus, nodes, accumulation, tuple(adapters))
     sizing.paths(nvme_path, aio)

@@ -37,11 +37,8 @@ class SwapGuard(TrainerCallback):  # type: ignore[misc]
 
 
 def guard_swapping(engine: Any) -> None:
-    """Puts the guard before every handle by which this DeepSpeed engine swaps; does nothing where it does not swap.
-
-    Raises:
-        RunError: what was swapped while the engine was built is not there in full.
-    """
+    """Puts the guard before every handle by which this DeepSpeed engine swaps; does nothing where it does not swap. A
+    RunError where what was swapped while the engine was built is not there in full."""
     optimizer = engine.optimizer
     swapper = getattr(optimizer, "optimizer_swapper", None)
     parameters = [parameter for parameter in engine.module.parameters() if getattr(parameter, "nvme_swapper", None)]
@@ -125,11 +122,7 @@ def _put(holder: Any, name: str, guards: list[_Guard]) -> None:
 
 
 def _make_room(path: str, size: int) -> bool:
-    """Gives the file its blocks, unless it has that size already; whether the file system did so.
-
-    Raises:
-        OSError: the disk is full, or the folder is gone.
-    """
+    """Gives the file its blocks, unless it has that size already; whether the file system did so. OSError: no room."""
     try:
         if os.stat(path).st_size >= size:  # noqa: PTH116 (asked at every swap)
             return False

@@ -39,12 +39,8 @@ _WHY_TRAINERS: Final = (
     not_when="the machine has little RAM",
 )
 def zero2_offload(setup: Setup) -> Setup:
-    """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
-
-    Saves the gradients and all optimizer states on the GPU: 16-bit weights and two buckets stay. Costs about 20 bytes
-    a parameter of RAM (18 without accumulation) and the time of an AdamW step on the CPU and of the transfers. Not for
-    machines with little RAM; large accumulation makes the slow step rarer.
-    """
+    """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840): about 20 bytes a
+    parameter of RAM (18 without accumulation). Large accumulation makes the slow step rarer."""
     job = setup.resolved_for
     setup = _with_preset(setup, "zero2-offload", "optimizer states and gradients live in RAM, not on the GPU")
     if job.model is None:
@@ -65,12 +61,8 @@ def zero2_offload(setup: Setup) -> Setup:
     not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
 )
 def zero3(setup: Setup) -> Setup:
-    """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054).
-
-    Saves weights, gradients and optimizer states: each GPU holds its share and the layers in use. Costs
-    communication: weights are gathered in every forward and backward pass. With adapters the frozen weights are split
-    too, and gradients and states are those of the adapters. Not for one GPU.
-    """
+    """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the frozen
+    weights are split too, and gradients and states are those of the adapters."""
     if setup.resolved_for.processes == 1:
         setup = setup.with_notes("ZeRO-3 on one GPU splits nothing. Give several (--gpus), or choose another engine.")
     return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")
@@ -85,12 +77,9 @@ def zero3(setup: Setup) -> Setup:
     not_when="the 16-bit weights fit on the GPU (zero2-offload moves them less), or RAM is short",
 )
 def zero3_offload(setup: Setup) -> Setup:
-    """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857).
-
-    Saves nearly everything on the GPU: buckets and the layers in use stay. Costs about 20 bytes a parameter of RAM,
-    an AdamW step on the CPU, and the time in which all weights cross the bus, in every forward and backward pass. Not
-    where the 16-bit weights fit on the GPU: `zero2-offload` moves them once a step.
-    """
+    """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857): about 20
+    bytes a parameter. All weights cross the bus in every forward and backward pass; `zero2-offload` moves them once a
+    step."""
     setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the GPU")
     return setup if setup.resolved_for.model is None else setup.with_notes(_least_step_time(setup))
 
@@ -104,12 +93,8 @@ def zero3_offload(setup: Setup) -> Setup:
     not_when="GPU memory or RAM holds the states",
 )
 def zero3_infinity(setup: Setup) -> Setup:
-    """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857).
-
-    Saves nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay. Costs about 18
-    bytes a parameter of disk, 12 bytes a parameter written at every step (an SSD wears), and much time. Only where
-    neither GPU nor RAM holds the states.
-    """
+    """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857):
+    about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears)."""
     job = setup.resolved_for
     setup = _with_preset(setup, "zero3-infinity", "states and weights live on disk, pieces of them elsewhere")
     if job.model is None:

@@ -107,8 +107,8 @@ def fsdp_traffic(
     micro-batch.
 
     Args:
-        model: what is trained.
-        gpus, accumulation: of one machine; micro-batches a step.
+        gpus: of one machine.
+        accumulation: micro-batches a step.
         element_bytes: of a weight that is gathered, and of a gradient that is reduced.
         frozen_bytes: of what is gathered beside that, as stored.
         reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
@@ -143,16 +143,8 @@ def zero_traffic(
     accumulation: int = 1,
     recomputes: bool = False,
 ) -> StepTraffic | None:
-    """What DeepSpeed moves with `config`; None where it works in a way that is not modelled (`unknown_ways`).
-
-    Args:
-        config: a DeepSpeed JSON, resolved.
-        model: what is trained.
-        frozen: what is not, beside adapters.
-        gpus: of the one machine.
-        accumulation: micro-batches a step.
-        recomputes: with activation checkpointing.
-    """
+    """What DeepSpeed moves on `gpus` of one machine with `config`, in a step of `accumulation` micro-batches; None
+    where it works in a way that is not modelled (`unknown_ways`). `frozen`: what is not trained, beside adapters."""
     if unknown_ways(config):
         return None
     settings = ZeroSettings.from_config(config, model.width)

@@ -19,7 +19,7 @@ def plans_json(plans: Sequence[Plan], prices: Prices) -> list[dict[str, Any]]:
 
 
 def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
-    best = plan.proposed
+    best, ranked = plan.proposed, plan.ranked
     return {
         "name": plan.name,
         "gpu": plan.machine.gpu.to_json() if plan.machine.gpu else None,
@@ -30,7 +30,7 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
         "verdict": plan.verdict,
         "best": best.candidate.name if best else None,
         "launch": plan.launch,
-        "setups": [_setup(plan, each) for each in _all(plan)],
+        "setups": [_setup(plan, each) for each in (*ranked, *(each for each in plan.traced if each not in ranked))],
         "excluded": [{"name": each.name, "group": each.group, "by": by} for each, by in plan.excluded.items()],
         "left_out": dict(plan.left_out),
         "setups_judged": plan.setups,
@@ -41,11 +41,6 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
         "run_cost": run_cost(best, price, plan.gpus),
         "million_tokens_cost": million_tokens_cost(best, price, plan.gpus),
     }
-
-
-def _all(plan: Plan) -> tuple[Judged, ...]:
-    ranked = plan.ranked
-    return (*ranked, *(each for each in plan.traced if each not in ranked))
 
 
 def _setup(plan: Plan, judged: Judged) -> dict[str, Any]:

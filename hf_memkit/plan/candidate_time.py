@@ -107,11 +107,7 @@ class Pricing:
 
 @functools.cache
 def _measured_disk(folder: str) -> tuple[float, float]:
-    """(GB/s read, GB/s written); once for several GPUs.
-
-    Raises:
-        MemkitError: as `aio.measure`.
-    """
+    """(GB/s read, GB/s written), as `aio.measure` gives them; once for several GPUs."""
     from hf_memkit.deepspeed.aio import measure
 
     found = measure(folder, cpu=this_machine(folder).gpu is None)
@@ -136,15 +132,7 @@ def _like(gpu: Gpu) -> str | None:
 
 
 def priced(judged: Judged, work: Work, training: TracedTraining, pricing: Pricing, *, gpus: int) -> Judged:
-    """The same, with its time where that is known.
-
-    Args:
-        judged: a candidate whose memory is known.
-        work: what its trace computes.
-        training: what was traced.
-        pricing: rates.
-        gpus: of one machine.
-    """
+    """The same candidate, with its time where that is known: `work` is what its trace computes."""
     if pricing.rates is None:
         return judged
     facts, accumulation = training.facts, training.arguments.gradient_accumulation_steps

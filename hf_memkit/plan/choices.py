@@ -97,10 +97,6 @@ def choices_for(
     """By slot, from the fastest to the leanest; None stands for what the script does itself.
 
     Args:
-        own: the script's own training.
-        machine: the machine in question.
-        environment: the script's variables.
-        gpus: of that machine, that train.
         left_out: gets what no setup has, and why.
         also: other methods that are asked for: of `ADAPTERS`, and optimizers (`optim`).
         nvme_path: folder that DeepSpeed may swap to; None: it may not.

@@ -37,12 +37,7 @@ class FrontEnd:
     values: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
 
     def keys(self, arguments: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings under its own names.
-
-        Args:
-            arguments: fields of TrainingArguments.
-            model: options of `from_pretrained`.
-        """
+        """The settings (fields of TrainingArguments, and options of `from_pretrained`) under its own names."""
         found: dict[str, Any] = {}
         for today, value in {**arguments, **model}.items():
             name = name_in_version(today, _TRANSFORMERS)

@@ -50,33 +50,45 @@ _ROWS: Final = 64
 """Optimizer steps' worth of rows that mean nothing."""
 
 
-def plan_setup(
-    setup: Setup,
-    *,
-    trust_remote_code: bool = False,
-    also: tuple[str, ...] = (),
-    limit_s: float | None = None,
-    said: Callable[[Judged], None] = lambda _: None,
-    host: GivenHost | None = None,
-    sequences: int | None = None,
-) -> Plan:
-    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
-    longest. How long its whole training takes is not known.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a plan is to be of.
 
-    Args:
-        setup: with its job: the model, the machine, the batch.
-        trust_remote_code: whether the model's own code may be run.
-        also, limit_s, said, host, sequences: as of `plan_script`.
-
-    Raises:
-        InputError: it cannot be predicted.
+    Attributes:
+        gpus: of each machine, that train.
+        environment: the variables that the script gets; None: this process's.
+        also: other methods that are looked at: `"lora"`, `"qlora"`, and optimizers (`optim`).
+        limit_s: how long candidates are traced for each machine, from the script's own preparation on. None:
+            `LIMIT_S`, and longer while that pays (`time_limit.py`).
+        said: is told of each candidate that is judged.
+        ram_is_given: whether the machine's RAM is the one in question.
+        host: what the user says of the machine's CPU and disk; None: nothing.
+        sequences: of an optimizer step on all GPUs together, in the place of the script's; None: those.
+        keeps: whether traces of earlier plans are taken, and these kept for later ones.
     """
-    job = setup.sized_job
-    with _as_script(setup, trust_remote_code=trust_remote_code, sequences=sequences or 0) as (script, environment):
-        found = plan_script(
-            script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-            ram_is_given=True, host=host, sequences=sequences,
-        )  # fmt: skip
+
+    gpus: int = 1
+    environment: Mapping[str, str] | None = None
+    also: tuple[str, ...] = ()
+    limit_s: float | None = None
+    said: Callable[[Judged], None] = lambda _: None
+    ram_is_given: bool = False
+    host: GivenHost | None = None
+    sequences: int | None = None
+    keeps: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return dict(os.environ if self.environment is None else self.environment)
+
+
+def plan_setup(setup: Setup, asked: Asked, *, trust_remote_code: bool = False) -> Plan:
+    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
+    longest. How long its whole training takes is not known. `trust_remote_code`: whether the model's own code may be
+    run."""
+    sequences = asked.sequences or 0
+    with _as_script(setup, asked, trust_remote_code=trust_remote_code, sequences=sequences) as (script, asked):
+        (found,) = plan_gpus(script, [setup.sized_job.machine], asked)
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
     left_out = dict(found.left_out)
@@ -87,9 +99,9 @@ def plan_setup(
 
 @contextlib.contextmanager
 def _as_script(
-    setup: Setup, *, trust_remote_code: bool, sequences: int = 0
-) -> Iterator[tuple[UserScript, dict[str, str]]]:
-    """What trains as the setup does, with rows that mean nothing, enough for so many a step; and its variables."""
+    setup: Setup, asked: Asked, *, trust_remote_code: bool, sequences: int = 0
+) -> Iterator[tuple[UserScript, Asked]]:
+    """What trains as the setup does, with rows that mean nothing, enough for so many a step; what is asked of it."""
     job = setup.sized_job
     sizes = {
         "per_device_train_batch_size": job.micro_batch_size,
@@ -99,78 +111,22 @@ def _as_script(
         setup = setup.put(f"arguments.{name}", value, "asked for")
     rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, sequences)
     training = SetupTraining(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
+    variables = {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
     with as_script(training) as script:
-        yield script, {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
+        yield script, replace(asked, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False)
 
 
-def plan_script(
-    script: UserScript,
-    machine: Machine,
-    *,
-    gpus: int = 1,
-    environment: Mapping[str, str] | None = None,
-    also: tuple[str, ...] = (),
-    limit_s: float | None = None,
-    said: Callable[[Judged], None] = lambda _: None,
-    ram_is_given: bool = False,
-    host: GivenHost | None = None,
-    sequences: int | None = None,
-) -> Plan:
-    """The fastest setups of a script's training that fit.
-
-    Args:
-        script: which, with its arguments.
-        machine: the machine in question, with its GPU.
-        gpus: GPUs of it that train.
-        environment: the variables that the script gets; None: this process's.
-        also: other methods that are looked at: `"lora"`, `"qlora"`, and optimizers (`optim`).
-        limit_s: how long candidates are traced, from the script's own preparation on. None: `LIMIT_S`, and longer
-            while that pays (`time_limit.py`).
-        said: is told of each candidate that is judged.
-        ram_is_given: whether the machine's RAM is the one in question.
-        host: what the user says of the machine's CPU and disk; None: nothing.
-        sequences: of an optimizer step on all GPUs together, in the place of the script's; None: those.
-
-    Raises:
-        InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
-    """
-    (found,) = plan_gpus(
-        script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-        ram_is_given=ram_is_given, host=host, sequences=sequences,
-    )  # fmt: skip
-    return found
+_NOTHING_ELSE: Final = Asked()
 
 
-def plan_gpus(
-    script: UserScript,
-    machines: Sequence[Machine],
-    *,
-    gpus: int = 1,
-    environment: Mapping[str, str] | None = None,
-    also: tuple[str, ...] = (),
-    limit_s: float | None = None,
-    said: Callable[[Judged], None] = lambda _: None,
-    ram_is_given: bool = False,
-    keeps: bool = False,
-    host: GivenHost | None = None,
-    sequences: int | None = None,
-) -> tuple[Plan, ...]:
-    """A plan for each machine, in their order. GPUs of one compute capability share traces.
-
-    Args:
-        script, gpus, environment, also, said, ram_is_given, host, sequences: as of `plan_script`.
-        machines: with the GPUs that are compared.
-        limit_s: for each of them.
-        keeps: whether traces of earlier plans are taken, and these kept for later ones.
-
-    Raises:
-        InputError, ScriptFailed: as `plan_script`.
-    """
+def plan_gpus(script: UserScript, machines: Sequence[Machine], asked: Asked = _NOTHING_ELSE) -> tuple[Plan, ...]:
+    """The fastest setups of a script's training that fit: a plan for each machine, in their order, but those that
+    Ctrl-C leaves out. GPUs of one compute capability share traces. Refuses a script that cannot be predicted as it
+    stands."""
     if any(machine.gpu is None for machine in machines):
         raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
-    if sequences is not None and (line := wrong_sequences(sequences, gpus)):
+    if asked.sequences is not None and (line := wrong_sequences(asked.sequences, asked.gpus)):
         raise InputError(line)
-    environment = dict(os.environ if environment is None else environment)
     found: dict[int, Plan] = {}
     with judging_pool() as pool:
         for _, group in itertools.groupby(
@@ -180,13 +136,12 @@ def plan_gpus(
             largest = max(
                 (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
             )
-            with ScriptTraces(script, largest, environment, gpus=gpus, keeps=keeps) as traces:
+            with ScriptTraces(script, largest, asked.variables, gpus=asked.gpus, keeps=asked.keeps) as traces:
                 traces.start()
                 for at in numbers:
-                    pricing = Pricing.of(machines[at], host)
-                    machine = _with_disk(machines[at], pricing.given)
-                    judge = _Judge(traces, pool, script, machine, gpus, environment, pricing, ram_is_given)
-                    found[at] = replace(_planned(judge, also, limit_s, said, sequences), machine=machines[at])
+                    pricing = Pricing.of(machines[at], asked.host)
+                    judge = _Judge(traces, pool, script, _with_disk(machines[at], pricing.given), asked, pricing)
+                    found[at] = replace(_planned(judge), machine=machines[at])
                     if found[at].stopped_by_hand:
                         return tuple(found[each] for each in sorted(found))
     return tuple(found[at] for at in range(len(machines)))
@@ -208,72 +163,44 @@ def _kind(machine: Machine) -> tuple[float, bool]:
     return machine.gpu.capability or 0.0, machine.gpu.bf16
 
 
-def nearest_setup(
-    script: UserScript,
-    machine: Machine,
-    *,
-    gpus: int = 1,
-    environment: Mapping[str, str] | None = None,
-    ram_is_given: bool = False,
-) -> Judged | None:
-    """The setup of the same batch that fits with the fewest changes, traced; None: none was found.
-
-    Args:
-        script, machine, gpus, environment, ram_is_given: as of `plan_script`.
-
-    Raises:
-        InputError, ScriptFailed: as `plan_script`.
-    """
-    environment = dict(os.environ if environment is None else environment)
-    with judging_pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
+def nearest_setup(script: UserScript, machine: Machine, asked: Asked) -> Judged | None:
+    """The setup of the same batch that fits with the fewest changes, traced; None: none was found. Refuses as
+    `plan_gpus`."""
+    asked = replace(asked, limit_s=LIMIT_S)
+    with judging_pool() as pool, ScriptTraces(script, machine, asked.variables, gpus=asked.gpus) as traces:
         traces.start()
-        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
-        return _search(judge, (), LIMIT_S, lambda _: None)[0].nearest()
+        return _search(_Judge(traces, pool, script, machine, asked, Pricing.of(machine)))[0].nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
-    """As `nearest_setup`, of what a setup comes to.
-
-    Raises:
-        InputError: it cannot be predicted.
-    """
-    job = setup.sized_job
-    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
-        return nearest_setup(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
+    """As `nearest_setup`, of what a setup comes to."""
+    with _as_script(setup, _NOTHING_ELSE, trust_remote_code=trust_remote_code) as (script, asked):
+        return nearest_setup(script, setup.sized_job.machine, asked)
 
 
-def _search(
-    judge: _Judge,
-    also: tuple[str, ...],
-    limit_s: float | None,
-    said: Callable[[Judged], None],
-    sequences: int | None = None,
-) -> tuple[Search, Judged, LeftOut]:
+def _search(judge: _Judge) -> tuple[Search, Judged, LeftOut]:
     """(a search that has not begun, the script as it stands, what no candidate has)."""
-    as_it_is = judge.own()
+    as_it_is, asked = judge.own(), judge.asked
     own = as_it_is.training
     assert own is not None
     left_out: LeftOut = {}
     ways = choices_for(
-        own, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
+        own, judge.machine, asked.variables, gpus=asked.gpus, left_out=left_out, also=asked.also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
-    per_gpu, (group, why) = _asked_for(sequences, own.facts) // judge.gpus, of_batch(own.facts.batch)
+    per_gpu, (group, why) = _asked_for(asked.sequences, own.facts) // asked.gpus, of_batch(own.facts.batch)
     if group == "another method":
         left_out["another micro-batch"] = why
     evaluation = functools.partial(smaller_evaluations, own)
-    limit = TimeLimit(limit_s)
-    search = Search(judge, as_it_is.candidate, ways, (group, why), said, limit, judge.end, evaluation, per_gpu)
+    limit = TimeLimit(asked.limit_s)
+    search = Search(judge, as_it_is.candidate, ways, (group, why), asked.said, limit, judge.end, evaluation, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
 
 def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
-    """The sequences of an optimizer step that are asked for; 0: none.
-
-    Raises:
-        InputError: the script's data has fewer rows, or another number is another method for its loss.
-    """
+    """The sequences of an optimizer step that are asked for; 0: none. Refuses more than the data's rows, and another
+    number where that is another method for the loss."""
     if sequences is None:
         return 0
     option, rows = f"--sequences-per-step {sequences}", facts.length.rows
@@ -285,19 +212,14 @@ def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
     return sequences
 
 
-def _planned(
-    judge: _Judge,
-    also: tuple[str, ...],
-    limit_s: float | None,
-    said: Callable[[Judged], None],
-    sequences: int | None = None,
-) -> Plan:
-    search, as_it_is, left_out = _search(judge, also, limit_s, said, sequences)
+def _planned(judge: _Judge) -> Plan:
+    asked = judge.asked
+    search, as_it_is, left_out = _search(judge)
     try:
-        said(as_it_is)
+        asked.said(as_it_is)
         if search.per_gpu and (first := search.with_its_batch()) != search.own:
             search.judged[first] = judge.first_of(first)
-            said(search.judged[first])
+            asked.said(search.judged[first])
         search.run()
     except KeyboardInterrupt:  # between the two: the script as it stands is judged
         search.stopped = search.stopped_by_hand = True
@@ -306,7 +228,8 @@ def _planned(
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
     tried = {choice.name for each in search.judged for choice in each.choices}
     longer = "" if search.stopped_by_hand else "; --limit SECONDS gives it more time"
-    for name in (ADAPTERS.get(each, each) for each in also):
+    also = tuple(ADAPTERS.get(each, each) for each in asked.also)
+    for name in also:
         if name not in tried:
             left_out.setdefault(name, f"the search ended before it{longer}")
     folder = judge.pricing.given.nvme_path
@@ -315,13 +238,13 @@ def _planned(
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
-        gpus=judge.gpus,
+        gpus=asked.gpus,
         own=as_it_is,
         traced=tuple(each for each in search.judged.values() if not each.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
-        also=tuple(ADAPTERS.get(each, each) for each in also),
-        sequences=sequences or 0,
+        also=also,
+        sequences=asked.sequences or 0,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
         notes=(
@@ -383,10 +306,8 @@ class _Judge:
     pool: ProcessPoolExecutor
     script: UserScript
     machine: Machine
-    gpus: int
-    environment: dict[str, str]
+    asked: Asked
     pricing: Pricing
-    ram_is_given: bool
     as_it_is: Judged = field(init=False)
     first: Judged = field(init=False)  # to whose steps all others are held
     _looking: threading.Lock = field(default_factory=threading.Lock)
@@ -412,7 +333,7 @@ class _Judge:
     def _tried(self, candidate: SetupCandidate) -> Judged:
         settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
         assert self.as_it_is.training is not None
-        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.gpus):
+        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.asked.gpus):
             return Judged(candidate, why=why)
         try:
             return self._judged(candidate, replace(candidate.overrides, environment={}))
@@ -473,8 +394,8 @@ class _Judge:
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)
-        environment = {**self.environment, **candidate.environment}
+        environment = {**self.asked.variables, **candidate.environment}
         return self.pool.submit(
             of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.gpus, environment, self.pricing, self.ram_is_given,
+            self.asked.gpus, environment, self.pricing, self.asked.ram_is_given,
         ).result()  # fmt: skip

@@ -114,12 +114,7 @@ class Verified:
 
 
 def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The measured fields of a `Verified`.
-
-    Args:
-        records: of all ranks; None: there are none.
-        result: what `short_run.py` wrote.
-    """
+    """The measured fields of a `Verified`, of the records of all ranks and of what `short_run.py` wrote."""
     times = result.get("step_times_s", [])[WORST_STEPS:]
     found: dict[str, Any] = {
         "step_time_s": median(times) if times else None,

@@ -32,13 +32,8 @@ CHUNKED_LOSS: Final = f"from {_CHUNKED} import {_INSTALL}\n# before Trainer(...)
 
 
 def lines(made: TrainerCall | None, adapter: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> str:
-    """The code of a method, and in comments where it goes; for whoever has no diff.
-
-    Args:
-        made: where the script makes its Trainer.
-        adapter: fields of the `LoraConfig`.
-        quantization: fields of the `BitsAndBytesConfig`; None: weights stay as they are.
-    """
+    """The code of a method, and in comments where it goes; for whoever has no diff. `made`: where the script makes its
+    Trainer; `quantization`: fields of the `BitsAndBytesConfig`, None: weights stay as they are."""
     by_trainer = made is not None and _CONFIG in made.takes
     peft = [_LORA, *([] if by_trainer else [_WRAP])]
     found = []
@@ -97,10 +92,7 @@ def diff(facts: PlanFacts, overrides: Overrides) -> str:
 def _load_with(
     options: Mapping[str, Any], made: TrainerCall, loaded: CallPlace | None, edited: Any, script: _Edited, call: Any
 ) -> None:
-    """
-    Raises:
-        _Unsure: nobody knows where the model is loaded.
-    """
+    """Gives these options to the call that loads the model; `_Unsure` where nobody knows which that is."""
     written = {
         name: _call(_BITS, value) if name == _QUANTIZATION else _literal(value) for name, value in options.items()
     }
@@ -351,10 +343,7 @@ class _Edited:
 
 
 def _argument(call: ast.Call, at: int | str | None) -> ast.expr:
-    """
-    Raises:
-        _Unsure: nobody knows which it is.
-    """
+    """The argument in that place; `_Unsure` where nobody knows which it is."""
     if isinstance(at, int) and at < len(call.args) and not any(isinstance(x, ast.Starred) for x in call.args):
         return call.args[at]
     if isinstance(at, str) and at != "model_init":

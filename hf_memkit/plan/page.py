@@ -17,7 +17,7 @@ from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import KEY, frontier, plot
-from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
+from hf_memkit.plan.prices import price_of, ranked_gpus
 
 _WORDS: Final = (
     (
@@ -43,11 +43,7 @@ _WORDS: Final = (
 def write_page(
     plans: Sequence[Plan], prices: Mapping[str, float], path: str | Path, ran: Sequence[Verified] = ()
 ) -> Path:
-    """Writes the page, in place of one that memkit wrote before; returns its path.
-
-    Raises:
-        InputError: the file is not memkit's own page, or cannot be written.
-    """
+    """Writes the page, in place of one that memkit wrote before, and of no other file; returns its path."""
     check_file(path)
     return write_document(path, page(plans, prices, ran))
 
@@ -71,22 +67,11 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]
     unit = wording.rate_unit(ranked[0])
     rows: list[list[Html | str]] = []
     for plan in ranked:
-        best, price = plan.proposed, price_of(plan, prices)
         name = f"{wording.gpu_of(plan)}{' (search not finished)' * plan.stopped}"
-        if best is None:
-            rows.append([name, wording.missing(plan), *[wording.NONE] * 5])
-            continue
-        rows.append(
-            [
-                name,
-                el("span", "; ".join(filter(None, (best.candidate.name, best.candidate.result))), class_="name"),
-                f"{best.needs_bytes / GIB:.2f}",
-                wording.rate(plan, best),
-                wording.run_of(best),
-                wording.cost(run_cost(best, price, plan.gpus)),
-                wording.cost(million_tokens_cost(best, price, plan.gpus)),
-            ]
-        )
+        setup: Html | str = wording.missing(plan)
+        if (best := plan.proposed) is not None:
+            setup = el("span", "; ".join(filter(None, (best.candidate.name, best.candidate.result))), class_="name")
+        rows.append([name, setup, *wording.gpu_cells(plan, prices)])
     columns = ("GPU", "best setup, or what is missing", "GiB", unit, "run", "cost of the run", "cost of 1M tokens")
     yield section(None, "GPUs, ranked", figure_table("The best setup of each", columns, rows, numbers=range(2, 7)))
 
@@ -171,26 +156,12 @@ def _other_code(found: Pasted, plan: Plan, result: str) -> Iterator[Html]:
 
 
 def _paste(found: Pasted, plan: Plan, *, with_code: bool = False) -> Iterator[Html]:
-    by_parser = wording.parses(plan) or bool(found.front_end)
-    if first := found.typed_first if by_parser else found.before:
-        yield el("p", "First type:")
-        yield _lines(first)
-    yield el("p", wording.where(plan, with_code=with_code))
+    for what, lines in wording.to_paste(plan, found, " \\\n".join(found.flags).split("\n"), with_code=with_code):
+        yield el("p", what)
+        yield _lines(lines)
     if found.front_end:
-        yield _lines(found.front_end)
         return
-    if by_parser:
-        yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
-    else:
-        yield _lines(found.python.splitlines())
-    if by_parser and found.no_flag:
-        yield el("p", "Where the script makes its TrainingArguments (no flag can set None; or use memkit run --plan):")
-        yield _lines(found.no_flag)
-    if found.model:
-        instead = "" if with_code else "; or use memkit run --plan"
-        yield el("p", f"Where the script loads its model (no flag sets this{instead}):")
-        yield _lines(found.model.splitlines())
-    others = (("As YAML", found.yaml), *([("In Python", found.python)] if by_parser else []))
+    others = (("As YAML", found.yaml), *([("In Python", found.python)] if wording.parses(plan) else []))
     for name, content in others:
         yield el("details", el("summary", name), _lines(content.splitlines()))
 

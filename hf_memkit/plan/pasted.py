@@ -72,13 +72,8 @@ class Pasted:
 
 
 def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
-    """What sets this candidate's settings in a script by hand.
-
-    Args:
-        candidate: which.
-        own: the script's own training; None: it is not known, and there is no diff.
-        command: of the front end that was typed, such as `"axolotl"`.
-    """
+    """What sets this candidate's settings in a script by hand. `own`: the script's own training, without which there
+    is no diff; `command`: of the front end that was typed, such as `"axolotl"`."""
     front = front_end(command)
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)

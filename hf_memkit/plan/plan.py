@@ -214,11 +214,7 @@ class Plan:
 
     def file(self, judged: Judged | None = None) -> dict[str, Any]:
         """What `memkit run --plan` reads: the settings of a setup (default: of what is proposed), and under `about`
-        what they rest on.
-
-        Raises:
-            LookupError: nothing fits.
-        """
+        what they rest on. A LookupError where nothing fits."""
         best = judged or self.proposed
         if best is None:
             raise LookupError("no setup fits")

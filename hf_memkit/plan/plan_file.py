@@ -18,15 +18,7 @@ _HEAD: Final = "# A plan by memkit"
 
 
 def plan_text(plan: Plan, path: str) -> str:
-    """The file's text.
-
-    Args:
-        plan: with a setup that fits.
-        path: where it will stand, for the command that uses it.
-
-    Raises:
-        LookupError: nothing fits.
-    """
+    """The text of the file of a plan that fits; `path`: where it will stand, for the command that uses it."""
     verdict, said = answer(plan)
     best = plan.proposed
     result = best.candidate.result if best is not None else ""
@@ -51,10 +43,7 @@ def plan_text(plan: Plan, path: str) -> str:
 
 
 def check_plan_file(path: str) -> None:
-    """
-    Raises:
-        InputError: a plan cannot be written there, or would take the place of what memkit did not write.
-    """
+    """Refuses a place where a plan cannot be written, or that holds what memkit did not write."""
     target = user_path(path)
     if target.is_dir():
         raise InputError(f"--write {path}: a folder; give a file in it, such as {target / 'plan.yaml'}")
@@ -69,12 +58,7 @@ def check_plan_file(path: str) -> None:
 
 
 def write_plan(plan: Plan, path: str) -> Path:
-    """Writes it, in the place of a plan that memkit wrote before.
-
-    Raises:
-        InputError: as `check_plan_file`, or it cannot be written.
-        LookupError: nothing fits.
-    """
+    """Writes it, in the place of a plan that memkit wrote before."""
     check_plan_file(path)
     target = user_path(path)
     write_text(target, plan_text(plan, path), overwrite=True)

@@ -156,12 +156,8 @@ class Search:
 
     def _waves(self, nearest: tuple[Alternative, ...] | None) -> Iterator[_Wave]:
         """Ways that can be judged beside one another, with what judges one; what comes first says whether the next is
-        worth it. The leanest comes first: where that does not fit, nothing does that needs more.
-
-        Args:
-            nearest: of which more micro-batches are tried before those of any other; None: the script's own fits, or
-                nothing.
-        """
+        worth it. The leanest comes first: where that does not fit, nothing does that needs more. More micro-batches of
+        `nearest` are tried before those of any other way."""
         losses, checkpointing = _ends(self._slot("loss")), self._slot("checkpointing")
         quickest, leanest = checkpointing[0], checkpointing[-1]
         free, small = self._free(), self._others("small optimizer")[:1]

@@ -45,12 +45,7 @@ _NOT_CALLED: Final = ("EarlyStoppingCallback", "ProgressCallback", "PrinterCallb
 
 
 def main(path: str) -> None:
-    """Runs it; the script's own errors come through.
-
-    Raises:
-        InputError: as `memkit run --plan`.
-        SystemExit: with 0, when all is done.
-    """
+    """Runs it; the script's own errors come through. A SystemExit with 0 when all is done."""
     request = json.loads(Path(path).read_text())
     script = UserScript(request["target"], request["is_module"], tuple(request["arguments"]))
     options = {"output_dir": Path(request["records"]), "log": "none", "summary": False, "html": False}

@@ -80,8 +80,6 @@ class ScriptTraces:
         self._fresh: Worker | None = None
         self._runs: threading.Thread | None = None
         self._one_fresh = threading.Lock()
-        self._numbers = iter(range(1_000_000))
-        self._number = threading.Lock()
         self._done: dict[str, Future[TraceFile]] = {}
         self._asking = threading.Lock()
         self._ended = threading.Event()
@@ -138,11 +136,8 @@ class ScriptTraces:
                 self._waiting[name] = _Waiting(self._folder / name)
 
     def of(self, overrides: Overrides) -> TraceFile:
-        """The trace of the script with these settings in the place of its own; each is made once.
-
-        Raises:
-            CancelledError: `end` has ended it.
-        """
+        """The trace of the script with these settings in the place of its own; each is made once. A CancelledError
+        after `end`."""
         key = json.dumps(overrides.to_json(), sort_keys=True)
         with self._asking:
             begins = key not in self._done
@@ -205,10 +200,7 @@ class ScriptTraces:
 
     def _result(self) -> Path:
         """In a folder of its own: a traced training writes beside it."""
-        with self._number:
-            folder = self._folder / str(next(self._numbers))
-        folder.mkdir()
-        return folder / "result.json"
+        return Path(tempfile.mkdtemp(dir=self._folder)) / "result.json"
 
 
 def _file(result: Path, died: str | None) -> TraceFile:

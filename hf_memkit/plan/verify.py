@@ -53,14 +53,7 @@ Device = Literal["cuda", "cpu"]
 
 
 def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
-    """
-    Args:
-        machine: what is planned for; None: this one.
-        gpus: of it, that train.
-
-    Raises:
-        InputError: this machine does not have that GPU, or not as many.
-    """
+    """Refuses a plan for another GPU than this machine has, or for more; `machine`: None: this one."""
     here = this_machine().gpu
     if here is None:
         raise InputError(
@@ -117,19 +110,14 @@ def verify(
     most: int = MOST,
     device: Device = "cuda",
 ) -> tuple[Plan, tuple[Verified, ...]]:
-    """Runs what the plan proposes; what fails is proposed no more, and the next one runs.
+    """Runs what the plan proposes for this machine's GPU (`refuse_unverifiable`), `most` setups at most; what fails is
+    proposed no more, and the next one runs. The plan with `failed`, and what was found: the last has passed, or
+    nothing has.
 
     Args:
-        plan: of the script, for this machine's GPU (`refuse_unverifiable`).
-        script: which, with its arguments.
-        environment: the variables that the script gets; None: this process's.
         said: is told what is run.
         done: is told of each run that has ended.
-        most: setups at most.
         device: `"cpu"`, to try all of it where no GPU is.
-
-    Returns:
-        The plan with `failed`, and what was found, in order: the last has passed, or nothing has.
     """
     found: list[Verified] = []
     given = dict(os.environ if environment is None else environment)

@@ -17,8 +17,9 @@ from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.pasted import Pasted
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.prices import price_of, run_cost
+from hf_memkit.plan.prices import million_tokens_cost, price_of, run_cost
 from hf_memkit.prediction.verdict import FULL_SHARE
 
 NONE: Final = "—"
@@ -188,6 +189,25 @@ def where(plan: Plan, *, with_code: bool = False) -> str:
     return f"{whose} (they override earlier ones):"
 
 
+def to_paste(
+    plan: Plan, found: Pasted, flags: Sequence[str], *, with_code: bool = False
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """What is pasted of a setup: (what to do, its lines). `flags`: those of `found` in lines that a shell joins;
+    `with_code`: beside other code, for which no plan file is."""
+    by_parser = parses(plan) or bool(found.front_end)
+    if first := found.typed_first if by_parser else found.before:
+        yield "First type:", first
+    yield where(plan, with_code=with_code), found.front_end or (flags if by_parser else found.python.splitlines())
+    if found.no_flag and by_parser and not found.front_end:
+        yield (
+            "Where the script makes its TrainingArguments (no flag can set None; or use memkit run --plan):",
+            found.no_flag,
+        )
+    if found.model and not found.front_end:
+        instead = "" if with_code else "; or use memkit run --plan"
+        yield f"Where the script loads its model (no flag sets this{instead}):", found.model.splitlines()
+
+
 def start(plan: Plan) -> tuple[str, str] | None:
     """How a script is started on several GPUs or with DeepSpeed, (in words, the command); None: as ever."""
     if plan.proposed is not None and plan.launched is not None:
@@ -295,6 +315,15 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
         said.append(f"costs {cost(spent)}")
     verdict = "CHEAPEST" if spent is not None else "FASTEST" if best.is_priced else "FITS"
     return f"{verdict}{so_far}: {gpu_of(first)}", ", ".join(said)
+
+
+def gpu_cells(plan: Plan, prices: Mapping[str, float]) -> tuple[str, ...]:
+    """What a GPU's best setup takes: GiB, its rate, the run, and what that and a million tokens cost."""
+    best, price = plan.proposed, price_of(plan, prices)
+    if best is None:
+        return (NONE,) * 5
+    costs = run_cost(best, price, plan.gpus), million_tokens_cost(best, price, plan.gpus)
+    return (f"{best.needs_bytes / GIB:.2f}", rate(plan, best), run_of(best), *map(cost, costs))
 
 
 def missing(plan: Plan) -> str:

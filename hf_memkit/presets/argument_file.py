@@ -85,13 +85,12 @@ def argument_file(
     script: str = "trainer",
     deepspeed: str = "",
 ) -> ArgumentFile:
-    """The file of a setup, with the names of the installed transformers.
+    """The file of a setup, in which the user's own fields are settled already, with the names of the installed
+    transformers.
 
     Args:
-        setup: with the user's own fields of TrainingArguments settled already (`hf_memkit.presets.users_values`).
-        own: everything that the user's file holds: fields of TrainingArguments under today's names, and arguments of
-            the script's own. They come first, in their order.
-        replaced: what they replaced.
+        own: everything that the user's file holds, under today's names. It comes first, in its order.
+        replaced: what that replaced.
         script: the kind of script (`hf_memkit.presets.not_in_file.SCRIPTS`).
         deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.
     """

@@ -26,16 +26,10 @@ class _Named:
 
 
 def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
-    """The techniques of presets and techniques joined by `+`, each once, in the order in which they are applied.
-
-    Args:
-        name: such as `"8bit"`, `"lean+lora"`, `"8bit+selective-checkpointing"`.
-        extra: techniques that replace those of the same slot, without a conflict.
-
-    Raises:
-        InputError: an unknown name.
-        SettingError: two of them decide the same thing; names both. All such pairs are listed.
-    """
+    """The techniques of presets and techniques joined by `+`, such as `"lean+lora"` or
+    `"8bit+selective-checkpointing"`, each once, in the order in which they are applied. Those of `extra` replace those
+    of the same slot without a conflict; of two others that decide the same thing a SettingError names both, all such
+    pairs at once."""
     found: list[_Named] = []
     problems = []
     for part in _parts(name):
@@ -54,12 +48,8 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
 
 def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], Setup]) -> Setup:
     """What `build` makes, without what a preset of `name` has only where it applies and a rule says that it does not.
-
-    Args:
-        name: presets and techniques joined by `+`; what is named itself stays.
-        extra: techniques that were named beside it, and stay too.
-        build: from techniques to leave out, each with why, to the whole setup, which notes them.
-    """
+    What is named there or in `extra` itself stays. `build` takes the techniques to leave out, each with why, which it
+    notes."""
     words = [word.strip() for word in name.split("+")]
     optional = {each for word in words if word in PRESETS for each in PRESETS[word].where_possible}
     optional -= {*words, *extra}
@@ -78,12 +68,7 @@ def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mappi
 
 
 def _with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
-    """`techniques` with those named in `extra`, which replace others of the same slot; in order.
-
-    Raises:
-        InputError: an unknown name.
-        SettingError: two of `extra` decide the same thing.
-    """
+    """`techniques` with those named in `extra`, which replace others of the same slot; in order."""
     new: list[Technique] = []
     for name in extra:
         if name in PRESETS and name not in TECHNIQUES:
@@ -130,19 +115,13 @@ def apply_preset(
     left_out: Mapping[str, str] | None = None,
     change: Callable[[Setup], Setup] | None = None,
 ) -> Setup:
-    """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`.
+    """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`. Refuses as `compose`.
 
     Args:
-        name: presets and techniques joined by `+`.
-        job: the model, the machine and the batch.
         extra: techniques that replace those of the same slot.
         without: families of which no technique is applied.
         left_out: techniques that are left out, each with why, which is noted.
         change: what is done to the setup after its techniques, before its ledger is computed.
-
-    Raises:
-        InputError: an unknown name.
-        SettingError: two techniques decide the same thing; names both.
     """
     setup = Setup(preset=name, job=job)
     left_out = left_out or {}

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def resolve_deepspeed(request: Request) -> Setup:
-    """The preset unchanged, or sized if a model is named; its job has no batch.
-
-    Raises:
-        InputError: there is no such preset, model or GPU.
-        SettingError: what was asked for would have no effect.
-    """
+    """The preset unchanged, or sized if a model is named; its job has no batch. Refuses what would have no effect."""
     name, model, gpus = request.deepspeed, request.model, request.gpus or 1
     config = load(name)  # an unknown name is reported first
     if request.nvme_path is not None and not request.nvme_path.strip():

@@ -26,12 +26,7 @@ from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
 
 def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
     """The preset for the model and the machine that were asked for. Arguments of the user's script are left alone.
-
-    Raises:
-        InputError: an unknown preset, technique, GPU or model, or a number that is none.
-        SettingError: presets that contradict each other, unknown values, a batch that does not come out exactly, or
-            what would have no effect, or harm. All are listed at once.
-    """
+    Lists at once all that contradicts, is unknown, does not come out exactly, would have no effect or harm."""
     _check_values(request.preset, request.techniques, request.values)
     if problems := wrong_counts({key: value for key, value in request.arguments.items() if is_field(key)}):
         raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
@@ -55,12 +50,8 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
 
 
 def preset_for(job: Job, request: Request) -> Setup:
-    """The preset that was asked for, for a job whose model and machine are known; where the preset wants a size, up
-    to three are traced.
-
-    Raises:
-        SettingError: as `resolve_preset`.
-    """
+    """The preset that was asked for, for a job whose model and machine are known; where the preset wants a size, up to
+    three are traced. Refuses as `resolve_preset`."""
     name, techniques, facts = request.preset, request.techniques, job.model
     own = {key: value for key, value in request.arguments.items() if is_field(key)}
     parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
@@ -103,11 +94,7 @@ def preset_for(job: Job, request: Request) -> Setup:
 
 
 def _refuse_mistakes(setup: Setup) -> list[Problem]:
-    """The mistakes that refuse nothing.
-
-    Raises:
-        SettingError: those that do.
-    """
+    """The mistakes that refuse nothing; those that do are raised."""
     mistakes, _ = mistakes_of(setup)
     if refused := [str(problem) for problem in mistakes if problem.refuses]:
         raise SettingError("\n".join(refused))

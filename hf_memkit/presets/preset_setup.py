@@ -102,10 +102,8 @@ class PresetSetup(Setup):
         return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
 
     def _prepare(self, own: Mapping[str, Any]) -> None:
-        """What comes before TrainingArguments: they start CUDA, and join DeepSpeed's process group.
-
-        The allocator's setting (with a message where it is too late), and DeepSpeed's operators, kept by memkit.
-        """
+        """What comes before TrainingArguments, which start CUDA and join DeepSpeed's process group: the allocator's
+        setting, and DeepSpeed's operators."""
         if "deepspeed.config" in self:
             import torch
 
@@ -116,11 +114,7 @@ class PresetSetup(Setup):
             set_allocator(str(text), print)
 
     def _settled(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
-        """This setup without what the user's own fields replace, which is printed, and these under today's names.
-
-        Raises:
-            SettingError: as `training_arguments` does.
-        """
+        """This setup without what the user's own fields replace, which is printed, and these under today's names."""
         mine = {current_name(name): getattr(value, "value", value) for name, value in own.items()}  # enums are texts
         setup, replaced = without_replaced(self, mine)
         changed = [name for name in _SIZES if name in mine and mine[name] != self.get(f"arguments.{name}")]

@@ -98,19 +98,16 @@ def solve(
     own: Mapping[str, Any],
     judge: Judge | None,
 ) -> Setup:
-    """The setup with the sizes that fit.
+    """The setup with the sizes that fit; a SettingError names the nearest choices where the batch does not come out
+    exactly.
 
     Args:
         build: makes the setup of given sizes.
         job: model and machine; where one is not known, nothing is solved for.
         solves_for: what the preset makes as large as fits, if it is not given.
         global_batch_size: sequences an optimizer step, all processes together.
-        sequence_length: what was asked for.
         own: the user's fields of TrainingArguments.
         judge: traces a setup; None: nothing is solved for.
-
-    Raises:
-        SettingError: the batch does not come out exactly; names the nearest choices.
     """
     length, why_length = job.sequence_length, "asked for"
     if sequence_length is None:
@@ -162,14 +159,8 @@ def solve(
 
 
 def find_largest(choices: Sequence[int], start: int, trace: Callable[[int], Prediction], machine: Machine) -> Largest:
-    """The largest of `choices` that fits the machine's GPU, of at most three that are traced.
-
-    Args:
-        choices: sizes in rising order.
-        start: the one to begin with.
-        trace: predicts a size.
-        machine: with the GPU.
-    """
+    """The largest of `choices`, in rising order, that fits the machine's GPU, of at most three that `trace` predicts,
+    the first of them `start`."""
     seen: dict[int, Prediction] = {}
     size: int | None = start
     failed = ""

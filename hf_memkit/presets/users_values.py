@@ -30,13 +30,9 @@ _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 
 
 def settle(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
-    """`setup` with the user's own fields of TrainingArguments (today's names), and what they replaced.
-
-    A value that is also the preset's replaces nothing and keeps the preset's reason.
-
-    Raises:
-        SettingError: the user's own would take away what the preset is.
-    """
+    """`setup` with the user's own fields of TrainingArguments (today's names), and what they replaced: a value that is
+    also the preset's replaces nothing and keeps the preset's reason. A SettingError where they take away what the
+    preset is."""
     settled, replaced = without_replaced(setup, own)
     before = {each.setting.key: each.setting for each in replaced}
     for name, value in own.items():
@@ -49,11 +45,8 @@ def settle(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced,
 
 
 def without_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
-    """`setup` without what the user's own fields replace, and what that is. Values may be any objects.
-
-    Raises:
-        SettingError: the user's own would take away what the preset is.
-    """
+    """`setup` without what the user's own fields replace, and what that is. Values may be any objects. Refuses as
+    `settle`."""
     if own.get("deepspeed") is not None and "deepspeed.config" in setup:
         raise SettingError(
             f"deepspeed={own['deepspeed']!r}: preset {setup.preset!r} has its own DeepSpeed config. Remove yours, "

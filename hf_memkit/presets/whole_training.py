@@ -38,15 +38,8 @@ sft_config.py)."""
 
 def resolve_training(request: Request) -> Setup:
     """The setup of a preset or of Trainer's defaults. What was assumed is in its `notes`, what makes it another job
-    than the user's in its `warnings`.
-
-    Args:
-        request: what was asked for, its arguments read.
-
-    Raises:
-        InputError: something that was asked for does not exist, or has no sense.
-        SettingError: values that contradict each other, or would have no effect; all are listed.
-    """
+    than the user's in its `warnings`. Refuses values that do not exist, contradict each other or would have no
+    effect."""
     described_gpu(request.gpu, request.gpu_memory)  # an unknown one is reported first
     own, notes = dict(request.arguments), list(request.notes)
     warnings = _left_out(request.args_file, own)

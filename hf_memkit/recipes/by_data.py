@@ -40,13 +40,8 @@ Lengths = Mapping[str, int]
 
 
 def judge_of(request: Request) -> Judge:
-    """Who predicts a recipe's setups: by the data that the request names, where it is on this machine.
-
-    A data set of the hub is not downloaded for a prediction.
-
-    Raises:
-        DataError: as `is_here`.
-    """
+    """Who predicts a recipe's setups: by the data that the request names, where it is on this machine. A data set of
+    the hub is not downloaded for a prediction."""
     if request.data is None:
         return predict
     return ByData() if is_here(request.data) else _bound
@@ -79,12 +74,7 @@ class ByData:
         self._notes: list[str] = []
 
     def __call__(self, setup: Setup) -> Prediction:
-        """The prediction of the setup with its worst batch.
-
-        Raises:
-            DataError: the data cannot be used.
-            InputError: nothing can be said of it.
-        """
+        """The prediction of the setup with its worst batch."""
         found = self._batches_of(setup)
         if found is None:
             return predict(setup)
@@ -148,11 +138,7 @@ def _of_random_weights(setup: Setup) -> tuple[Setup, list[str]]:
 
 
 def _lengths_of(setup: Setup, columns: Sequence[str]) -> BatchLengths:
-    """
-    Raises:
-        DataError: the script ended with a message, which is about its data.
-        InputError, ScriptFailed: it failed otherwise.
-    """
+    """Of batches, as the script makes them. It ends with a message where its data is wrong: a DataError here."""
     with tempfile.TemporaryDirectory() as folder:
         script, *_ = export_script(RecipeRun("this recipe", setup.preset, setup), Path(folder))
         try:

@@ -29,23 +29,14 @@ def read_own(
     request: Request,
     settings: Sequence[str],
     args: str | None = None,
-    sizes: Mapping[str, tuple[str, int | None]] | None = None,
     *,
+    batch_size: int | None = None,
+    accumulation: int | None = None,
     recipe: Recipe | None = None,
 ) -> Request:
-    """The request with the user's own arguments: those of a file, and of `--set`, which win; and with the values of
-    techniques that `--set` gives.
-
-    Args:
-        request: its preset and techniques are named.
-        settings, args: `--set` and `--args`.
-        sizes: field → (the option that says it too, its value).
-        recipe: the recipe, where it is one: its fields are those of its own Trainer's arguments.
-
-    Raises:
-        InputError: an unknown preset or technique, or a file that cannot be read.
-        SettingError: values that are wrong, or answered for elsewhere; all are listed.
-    """
+    """The request with the user's own arguments: those of a file (`args`), and of `--set` (`settings`), which win; and
+    with the values of techniques that `--set` gives. Lists all that is wrong. `recipe`: where it is one; its fields
+    are those of its own Trainer's arguments."""
     from hf_memkit.setup.own_arguments import read_file, read_pairs, read_values_and_pairs
 
     if recipe is not None:
@@ -65,7 +56,10 @@ def read_own(
 
         from_file, notes = read_file(read(args))
     values, set_here = read_values_and_pairs(settings, kinds)
-    for field, (option, value) in (sizes or {}).items():
+    for field, option, value in (
+        ("per_device_train_batch_size", "--batch-size", batch_size),
+        ("gradient_accumulation_steps", "--accumulation", accumulation),
+    ):
         if value is not None and set_here.get(field, value) != value:
             raise SettingError(
                 f"{option} {value} and --set {field}={set_here[field]}: the same field. Give one of them"
@@ -87,12 +81,14 @@ def resolve(
     whole: bool = True,
     use_hub: bool | None = None,
 ) -> tuple[Setup, Prediction | None]:
-    """The setup of what was asked for. It loads no weights and changes nothing on disk.
+    """The setup of what was asked for, whose `warnings` say what makes it another job than the user's; and the
+    prediction that it was chosen by, if one was made now. Loads no weights and changes nothing on disk. Lists all that
+    is wrong; a DoesNotFitError where no variant of a recipe was named, and none fits.
 
     Args:
         request: what was asked for, its arguments read.
         judge: predicts a recipe's candidates, as for `hf_memkit.recipes.variant_search`; None: nobody asks whether it
-        fits.
+            fits.
         recipe: the request's, where it has been read already.
         here: this machine, where it has been looked at already.
         stored: whether the recipe's stored predictions are asked before the judge, or alone where that is None.
@@ -100,15 +96,6 @@ def resolve(
         whole: whether a preset is meant to be trained, so that it needs a model, a batch and a length, and what was
             assumed of them is in its `notes`; otherwise it is resolved as far as it is known.
         use_hub: whether the hub may be asked for the config of a preset's model; None: if it answers.
-
-    Returns:
-        The setup; what makes it another job than the user's is in its `warnings`. And the prediction that it was
-        chosen by, if one was made now.
-
-    Raises:
-        InputError: something that was asked for does not exist, or has no sense.
-        SettingError: values that contradict each other, or would have no effect; all are listed.
-        DoesNotFitError: no variant of a recipe was named, and none fits.
     """
     if recipe is not None or request.recipe is not None:
         return _resolve_recipe(request, judge, recipe, here, stored=stored, runs=runs)

@@ -164,11 +164,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in the file at `path`.
-
-    Raises:
-        RecipeError: the file is not readable YAML, or has mistakes; lists all of them.
-    """
+    """The recipe in the file at `path`; a RecipeError lists all mistakes."""
     try:
         content = parsed(str(path), yaml.safe_load, path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

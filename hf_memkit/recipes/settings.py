@@ -24,12 +24,8 @@ CHECKPOINTS = 5
 
 
 def check_data(recipe: Recipe, source: str) -> None:
-    """Reads what `--data` names, as a run will.
-
-    Raises:
-        DataError: it cannot be used; says where, why, and what was expected.
-        MissingPackageError: the recipe's task needs a package to read it.
-    """
+    """Reads what `--data` names, as a run will; a DataError says where it cannot be used, why, and what was
+    expected."""
     from hf_memkit.recipes.export import files
 
     task, data = find_task(recipe.task), recipe.data
@@ -117,12 +113,7 @@ _THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs",
 
 
 def refuse_wrong(recipe: Recipe, request: Request) -> None:
-    """Refuses what is wrong whatever the machine: told at once, before torch is imported or a process is started.
-
-    Raises:
-        InputError: there is no such variant, model or GPU, or a sequence is longer than the model allows.
-        SettingError: settings that no recipe takes, or that contradict each other or the batch.
-    """
+    """Refuses what is wrong whatever the machine: told at once, before torch is imported or a process is started."""
     described_gpu(request.gpu, request.gpu_memory)
     if request.ram:
         parse_size(request.ram, "--ram")
@@ -156,11 +147,7 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
 
 
 def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
-    """Refuses settings that the setup's variant would silently ignore, or change behind the user's back.
-
-    Raises:
-        SettingError: says which, and why.
-    """
+    """Refuses settings that the setup's variant would silently ignore, or change behind the user's back."""
     if "optim" not in chosen:
         return
     if "optimizer.class" in setup:

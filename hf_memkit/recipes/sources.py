@@ -25,13 +25,9 @@ _TEXTS: Final = dict.fromkeys((".txt", ".text", ".md", ".rst"), "text")
 
 
 def local_path(source: str) -> Path | None:
-    """The file or folder that a `--data` value names; None: it is a data set of the hub.
-
-    A value can only mean a path if there is one, if no ID of the hub looks like that, or if it ends as data files do.
-
-    Raises:
-        DataError: it means a path, and there is none, or nobody can tell.
-    """
+    """The file or folder that a `--data` value names; None: it is a data set of the hub. A DataError where it means a
+    path and there is none, or nobody can tell: it can only mean a path if there is one, if no ID of the hub looks like
+    that, or if it ends as data files do."""
     path = user_path(source)
     try:
         path.stat()
@@ -46,20 +42,13 @@ def local_path(source: str) -> Path | None:
 
 
 def is_here(source: str) -> bool:
-    """Whether what a `--data` value names is read without a download.
-
-    Raises:
-        DataError: as `local_path`.
-    """
+    """Whether what a `--data` value names is read without a download. Refuses as `local_path`."""
     return local_path(source) is not None or bool(hub_switched_off())
 
 
 def local_files(path: Path, expected: str, *, texts: bool = False) -> tuple[str, list[Path]]:
     """(their kind, the files): the file itself, or the tables in a folder; with `texts` also texts, and all below it.
-
-    Raises:
-        DataError: none, several kinds, or one that cannot be read.
-    """
+    A DataError where there are none or several kinds, or one cannot be read."""
     known = {**_TABLES, **_TEXTS} if texts else _TABLES
     if path.is_dir():
         found = [file for file in (_below(path) if texts else sorted(path.iterdir())) if not file.is_dir()]
@@ -82,11 +71,7 @@ def local_files(path: Path, expected: str, *, texts: bool = False) -> tuple[str,
 
 
 def only_table(folder: Path) -> Path | None:
-    """The table in a folder of images or sound, if there is one.
-
-    Raises:
-        DataError: there are several.
-    """
+    """The table in a folder of images or sound, if there is one; a DataError where there are several."""
     tables = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in _TABLES and file.name[0] != "."]
     if len(tables) > 1:
         raise DataError(f"{folder}: {len(tables)} tables ({tables[0].name}, {tables[1].name} …); name one with --data")

@@ -141,11 +141,8 @@ def _for(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
 
 
 def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
-    """The stored prediction of this setup of the recipe, judged on its machine.
-
-    Raises:
-        InputError: there is none: the recipe's file was changed since, or the setup is another one.
-    """
+    """The stored prediction of this setup of the recipe, judged on its machine; an InputError where there is none: the
+    recipe's file was changed since, or the setup is another one."""
     job = setup.resolved_for
     for each in _for(recipe, setup):
         of_it = (each.micro_batch_size, each.accumulation, each.sequence_length, each.gpus, each.nodes)

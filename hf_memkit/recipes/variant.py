@@ -69,11 +69,7 @@ class Candidate:
         return self.recipe.variants[self.variant].solve_for == "sequence" and not self.request.sequence_length
 
     def setup(self) -> Setup:
-        """The setup; what the machine lacks for it is in its `problems`.
-
-        Raises:
-            SettingError: requests that contradict each other, the batch or the variant.
-        """
+        """The setup; what the machine lacks for it is in its `problems`."""
         tokens = self.length or self.shortest
         why = "asked for" if self.request.sequence_length or self.length else "the recipe's"
         return leave_out_impossible(

@@ -46,11 +46,7 @@ Judge = Callable[[Setup], Prediction]
 
 
 def unjudged(setup: Setup) -> Prediction:
-    """For setups of which nobody asks whether they fit.
-
-    Raises:
-        InputError: always.
-    """
+    """For setups of which nobody asks whether they fit: raises an InputError."""
     raise InputError("no prediction was asked for")
 
 
@@ -89,25 +85,17 @@ def choose(
     judge: Judge = predict,
     runs: bool = False,
 ) -> tuple[Setup, Prediction | None]:
-    """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none: the first variant, with
-    its first kind of checkpointing, that fits; if none does, the first that is tight, or else the first that could not
-    be predicted. A variant that was asked for by name is always resolved, with the last of its kinds of checkpointing
-    if none fits: what the machine lacks for it is in the setup's `problems`.
+    """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none, and its prediction if one
+    was made: the first variant, with its first kind of checkpointing, that fits; if none does, the first that is
+    tight, or else the first that could not be predicted. A variant that was asked for by name is always resolved, with
+    the last of its kinds of checkpointing if none fits: what the machine lacks for it is in the setup's `problems`.
+    Refuses what contradicts itself, the model or the variant; a DoesNotFitError: `auto`, and no variant fits.
 
     Args:
-        recipe, machine: what is resolved, and where it will run.
         request: what was asked for beyond the recipe.
         use_hub: whether the hub may be asked for the model's config.
         judge: makes the prediction of a candidate.
         runs: whether it will run here: then `auto` skips what needs a package that is missing.
-
-    Returns:
-        The setup, and its prediction: None where nothing could be predicted, or nothing was worth predicting.
-
-    Raises:
-        InputError: unknown variant or model, or a sequence that is longer than the model allows.
-        SettingError: requests that contradict each other, the batch or the variant.
-        DoesNotFitError: `auto`, and no variant fits.
     """
     start = _start(recipe, machine, request, use_hub=use_hub)
     if request.variant != "auto":
@@ -264,13 +252,8 @@ def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: in
 
 
 def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, judge: Judge) -> str | None:
-    """The next variant of the recipe that is predicted to fit; None if there is none.
-
-    Args:
-        recipe: the recipe. Variants stand in the order in which it prefers them.
-        setup: of it, and what does not fit.
-        use_hub, judge: as for `choose`.
-    """
+    """The next variant of the recipe, in its order, that is predicted to fit where `setup` does not; None if there is
+    none."""
     names = list(recipe.variants)
     later = names[names.index(setup.preset) + 1 :]
     if not later:

@@ -126,11 +126,8 @@ def default_output(recipe: str, variant: str) -> str:
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:
-    """The content of the folder's run file, or None if it has none.
-
-    Raises:
-        RunError: the file is damaged, or cannot be read.
-    """
+    """The content of the folder's run file, or None if it has none; a RunError where that is damaged, or cannot be
+    read."""
     path = Path(folder) / RUN_FILE
     if not path.exists():
         return None
@@ -146,11 +143,7 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
 
 
 def folder_of(path: str | Path) -> Path | None:
-    """The recipe's folder that `path` is, or whose script it is; None: it is no recipe's.
-
-    Raises:
-        RunError: as `read_run`.
-    """
+    """The recipe's folder that `path` is, or whose script it is; None: it is no recipe's."""
     given = Path(path)
     folder = given if given.is_dir() else given.parent
     content = read_run(folder) if (folder / ARGUMENTS_FILE).exists() else None
@@ -158,12 +151,8 @@ def folder_of(path: str | Path) -> Path | None:
 
 
 def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
-    """(the run that the folder holds, with what its owner has changed in it; the content of its run file).
-
-    Raises:
-        InputError: there is none, or its `args.yaml` is gone.
-        RunError: as `read_run`.
-    """
+    """(the run that the folder holds, with what its owner has changed in it; the content of its run file). An
+    InputError where there is none, or its `args.yaml` is gone."""
     content = read_run(folder)
     if content is None:
         raise InputError(f"{folder}: holds no {RUN_FILE}. memkit recipe NAME --export {folder} writes a folder to run")
@@ -221,11 +210,7 @@ def write_run(folder: str | Path, content: dict[str, Any]) -> None:
 
 
 def refuse_used(folder: str) -> None:
-    """Makes sure that a new run may write to `folder`; creates nothing.
-
-    Raises:
-        InputError: the folder holds a run already, is a file, or cannot be written to.
-    """
+    """Refuses a folder that holds a run already, is a file, or cannot be written to; creates nothing."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise InputError(f"--output {folder}: is a file; give a folder")
@@ -245,11 +230,7 @@ def _used(folder: str | Path, status: str, which: str, otherwise: str = "") -> I
 
 
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
-    """Makes sure that the run in `folder` can begin, or go on where `resume` asks for that.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Refuses to begin the run in `folder`, or to go on where `resume` asks for that, if it cannot."""
     if not resume and status != WRITTEN and not overwrite:
         raise _used(folder, status, str(folder))
     if resume and status == "finished":
@@ -277,11 +258,7 @@ def clear(folder: str | Path, *, whole: bool = True) -> None:
 
 def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
     """The folder of the run that `--resume` means: `folder` or, if that is empty, that of the newest unfinished run of
-    this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`.
-
-    Raises:
-        InputError: there is none.
-    """
+    this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`; an InputError where there is none."""
     if folder:
         run = read_run(folder)
         if run is None:

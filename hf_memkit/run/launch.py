@@ -40,13 +40,9 @@ def torchrun_options(place: Place) -> list[str]:
 
 def launch(arguments: Sequence[str], place: Place) -> int:
     """Runs `memkit ARGUMENTS`, with `-m` a module of memkit's, in `place.gpus` processes here; returns its exit code.
+    An error says which rank failed, and why.
 
-    SIGINT and SIGTERM ask the ranks to stop after their step, with a checkpoint; a second one ends them at once.
-
-    Raises:
-        MemkitError: a rank failed; says which, and why.
-        KeyboardInterrupt: a second signal came.
-    """
+    SIGINT and SIGTERM ask the ranks to stop after their step, with a checkpoint; a second one ends them at once."""
     import torch.distributed.run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -141,16 +137,12 @@ _AFTER_A_KILL: Final = (
 
 
 def what_failed(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitError:
-    """The cause of these failures (rank → failure), as an error with one line to show.
+    """The cause of these failures (global rank → failure), as an error with one line to show; `logs`: torchrun's
+    `--log-dir`.
 
     When one rank dies, the others lose their connection to it, and torchrun ends those that go on: of all that failed
     at about the same time the cause is the rank that says most about itself. An error that is none of memkit's own is
-    printed with its traceback.
-
-    Args:
-        failures: by global rank, of this machine.
-        logs: torchrun's `--log-dir`.
-    """
+    printed with its traceback."""
     first = min(failure.timestamp for failure in failures.values())
     together = {rank: failure for rank, failure in failures.items() if failure.timestamp <= first + _TOGETHER_S}
     rank, failure = min(together.items(), key=lambda item: (_weight(item[1]), item[1].timestamp, item[0]))

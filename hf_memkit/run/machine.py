@@ -22,11 +22,8 @@ from hf_memkit.setup.techniques.allocator import VARIABLE, set_allocator
 
 
 def refuse_what_does_not_fit(job: RecipeRun, say: Callable[[str], None]) -> None:
-    """Of a folder that may have been written elsewhere. `say` is told if it is predicted not to fit.
-
-    Raises:
-        DoesNotFitError: by formula it needs more than this machine has.
-    """
+    """Of a folder that may have been written elsewhere: refuses what by formula needs more than this machine has.
+    `say` is told if it is predicted not to fit."""
     if job.is_rehearsal:
         return
     machine = this_machine(nvme_path(job.setup) or job.output)
@@ -39,12 +36,8 @@ def refuse_what_does_not_fit(job: RecipeRun, say: Callable[[str], None]) -> None
 
 
 def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> None:
-    """Sets the setup's variables where the user has not, and makes sure that the GPU can be used.
-
-    Raises:
-        RunError: accelerate's launcher brings an engine of its own, or torch cannot use the GPU.
-        MissingPackageError: the optimizer has to be compiled, and cannot.
-    """
+    """Sets the setup's variables where the user has not, and makes sure that the GPU can be used: an error where torch
+    cannot, accelerate's launcher brings an engine of its own, or the optimizer cannot be compiled."""
     _leave_accelerate_aside(say)
     variables = {name: str(value) for name, value in setup.section("environment").items()}
     if "deepspeed.config" in setup:
@@ -59,11 +52,7 @@ def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> N
 
 def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
     """`accelerate launch` also hands its config to Trainer (accelerate:utils/launch.py): where that would change the
-    setup, it must not.
-
-    Raises:
-        RunError: its config asks for an engine of its own.
-    """
+    setup, it must not. Refuses a config with an engine of its own."""
     if (found := launchers_engine(os.environ)) is not None:
         raise RunError(
             f"accelerate's config selects {found[1]}; the recipe sets up its own engine. Start it without "
@@ -129,11 +118,8 @@ class Swap:
         self._ranks = ranks
 
     def try_folder(self) -> None:
-        """Tries all that DeepSpeed will do there, and leaves nothing behind.
-
-        Raises:
-            InputError, DoesNotFitError, MissingPackageError: see `hf_memkit.deepspeed.nvme.Preflight`.
-        """
+        """Tries all that DeepSpeed will do there, and leaves nothing behind; raises as
+        `hf_memkit.deepspeed.nvme.Preflight`."""
         if self._path is not None and self._ranks.leads_machine:
             nvme.preflight(
                 self._path, needed_bytes=self._needed_bytes, locked_bytes=self._locked_bytes

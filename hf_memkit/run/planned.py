@@ -36,11 +36,8 @@ class PlannedRun:
 
     @classmethod
     def read(cls, path: str | Path) -> PlannedRun:
-        """Of a plan file.
-
-        Raises:
-            InputError: as `read_plan`; or what `about` says of the batch, the GPUs or the prediction is not that.
-        """
+        """Of a plan file. Refuses as `read_plan`, and what `about` says of the batch, the GPUs or the prediction if it
+        is not that."""
         return cls(str(path), *read_plan(path))
 
     @property

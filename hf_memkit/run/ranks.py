@@ -147,11 +147,8 @@ class Ranks:
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """What a launcher said, or a rank among one if none did.
-
-    Raises:
-        RunError: it said who this process is, and not how many there are on this machine.
-    """
+    """What a launcher said, or a rank among one if none did. Refuses one that does not say how many there are on this
+    machine."""
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environment.keys():
         return Ranks()
     rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))

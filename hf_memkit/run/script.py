@@ -61,11 +61,7 @@ class ScriptRun:
         self._set_environment = False
 
     def prepare(self) -> None:
-        """Makes the process the script's, up to its first line.
-
-        Raises:
-            InputError: there is no such module.
-        """
+        """Makes the process the script's, up to its first line; an InputError where there is no such module."""
         when_imported("transformers.trainer", self._report_of_trainers)
         when_imported("transformers.training_args", self._prepare_for_deepspeed)
         if self._plan is not None:
@@ -78,11 +74,8 @@ class ScriptRun:
             raise
 
     def run(self) -> None:
-        """Runs it. What it raises comes through, and Python shows it without memkit's frames.
-
-        Raises:
-            SystemExit: with code 2, for a plan with a field that the script's arguments do not have.
-        """
+        """Runs it. What it raises comes through, and Python shows it without memkit's frames; a SystemExit with 2 for
+        a plan with a field that the script's arguments do not have."""
         assert self._code is not None, "prepare() comes first"
         process = os.getpid()
         try:

@@ -251,11 +251,8 @@ class _Training:
         return ended
 
     def _compare_data(self, trainer: Any) -> None:
-        """Writes the checksum of the training data into the run file, and prints how much data there is.
-
-        Raises:
-            RunError: another machine, or the run that goes on, has other data.
-        """
+        """Writes the checksum of the training data into the run file, and prints how much data there is. Refuses other
+        data than another machine, or the run that goes on, has."""
         job, ranks, rows, arguments = self._job, self._ranks, trainer.train_dataset, trainer.args
         found = checksum(rows)
         if ranks.share("data", found) != found:

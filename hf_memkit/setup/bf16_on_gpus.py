@@ -20,17 +20,9 @@ def emulated_bf16(
     trained: Collection[str] = (),
     config: Mapping[str, Any] | None = None,
 ) -> str:
-    """What it costs and what to do instead, as a sentence without its full stop; empty: bf16 is not emulated.
-
-    torch 2.13.0: cuda/__init__.py, `is_bf16_supported(including_emulation=True)`.
-
-    Args:
-        gpu: the GPU; None: none is known.
-        arguments: fields of TrainingArguments.
-        dtypes: of the model's weights, such as `"float32"`.
-        trained: of those that are trained.
-        config: the DeepSpeed JSON; None: there is none.
-    """
+    """What it costs and what to do instead, as a sentence without its full stop; empty: bf16 is not emulated (torch
+    2.13.0: cuda/__init__.py, `is_bf16_supported(including_emulation=True)`). `dtypes`: of the model's weights,
+    `trained`: of those that are trained, such as `"float32"`; `config`: the DeepSpeed JSON."""
     if gpu is None or gpu.bf16:
         return ""
     section = (config or {}).get("bf16", {})
@@ -65,14 +57,9 @@ def emulated_by_setup(setup: Setup) -> str:
 
 
 def unscaled_bf16(*, has_bf16: bool) -> str:
-    """What happens to weights in bf16 under `fp16=True`, and both ways out.
-
-    `"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'` (pytorch 2.13.0:
-    aten/src/ATen/native/cuda/AmpKernels.cu).
-
-    Args:
-        has_bf16: whether the GPU computes in bf16.
-    """
+    """What happens to weights in bf16 under `fp16=True`, and both ways out, of which one needs a GPU that computes in
+    bf16: `"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'` (pytorch 2.13.0:
+    aten/src/ATen/native/cuda/AmpKernels.cu)."""
     other = "write bf16=True instead of fp16=True" if has_bf16 else "use bf16=True on a GPU of compute capability 8.0"
     return (
         "fp16=True with weights in bfloat16: the run stops in its first optimizer step: CUDA has no kernel that "

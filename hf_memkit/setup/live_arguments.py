@@ -295,11 +295,7 @@ class _Remade(NamedTuple):
 
 
 def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
-    """May leave transformers with the new object's DeepSpeed config (`_name_config_of`).
-
-    Raises:
-        InputError: as `changed`.
-    """
+    """May leave transformers with the new object's DeepSpeed config (`_name_config_of`). Refuses as `changed`."""
     from hf_memkit.catalog import library_versions
 
     kind: Any = type(arguments)
@@ -354,11 +350,7 @@ def _name_config_of(attributes: Mapping[str, Any], before: Mapping[str, Any]) ->
 
 
 def _as_given(arguments: Any, known: set[str], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with which the object could have been made.
-
-    Raises:
-        InputError: they do not tell.
-    """
+    """Values with which the object could have been made, where they tell."""
     given = {name: value for name, value in vars(arguments).items() if name in known}
     # GRPO and RLOO derive one from the other, or both, and refuse to be given both (trl 1.16.0: grpo_config.py,
     # `__post_init__`).

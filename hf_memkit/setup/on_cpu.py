@@ -44,7 +44,6 @@ def without_gpu(
     """`setup` as a CPU can run it, and what is left out of it: each setting with its value there, and the reason.
 
     Args:
-        setup: for a GPU.
         rehearsal: what is left out is to be rehearsed as far as a CPU goes (activations are offloaded to plain
             memory), and within minutes (nothing is compiled).
         keep: fields of TrainingArguments that stay as they are, because the user gave them.

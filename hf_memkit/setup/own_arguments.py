@@ -65,16 +65,9 @@ def wrong_counts(values: Mapping[str, Any], *further: str) -> list[str]:
 def read_pairs(
     pairs: Iterable[str], elsewhere: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
-
-    Args:
-        pairs: `key=value`.
-        elsewhere: fields that cannot be set here, each with what to do instead.
-        further: name → type of fields that a recipe's own Trainer has beyond TrainingArguments.
-
-    Raises:
-        SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
-    """
+    """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`. A
+    SettingError lists every pair that is wrong, or answered for `elsewhere` (field → what to do instead). `further`:
+    name → type of fields that a recipe's own Trainer has beyond TrainingArguments."""
     pairs, elsewhere = list(pairs), elsewhere or {}
     if not pairs:
         return {}  # without looking at transformers, which takes seconds to import
@@ -102,10 +95,7 @@ def read_pairs(
 
 def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(values of techniques, fields of TrainingArguments) of `--set key=value`; `kinds`: name of a value → its type.
-
-    Raises:
-        SettingError: as `read_pairs`.
-    """
+    Refuses as `read_pairs`."""
     values: dict[str, Any] = {}
     fields, problems = [], []
     for pair in pairs:
@@ -133,12 +123,8 @@ def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
 
 
 def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
-    """What the user's file holds, arguments of the script's own included; and what was changed for that.
-
-    Raises:
-        InputError: it is no file of arguments, or has a key twice.
-        SettingError: values of the wrong type, and names that nearly are a field's.
-    """
+    """What the user's file holds, arguments of the script's own included; and what was changed for that. Refuses what
+    is no file of arguments or has a key twice, values of the wrong type, and names that nearly are a field's."""
     if file.refusal:
         raise InputError(f"--args {file.path}: {file.refusal}")
     if file.kind != "arguments":
@@ -186,16 +172,8 @@ def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:
 
 
 def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -> dict[str, Any]:
-    """The fields of a dict.
-
-    Args:
-        given: name → value.
-        place: what the caller calls it, for messages.
-        also: names that are fields here too.
-
-    Raises:
-        SettingError: a name or a value is wrong.
-    """
+    """The fields of a dict; `place`: what the caller calls it, `also`: names that are fields here too. The
+    SettingError lists all that is wrong."""
     if not given:
         return {}  # without looking at transformers, which takes seconds to import
     known = library_versions.argument_types()
@@ -212,15 +190,9 @@ def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ())
 
 
 def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """(the fields that differ from their defaults and decide memory; notes on what was left out).
-
-    Args:
-        args: a `TrainingArguments`, one of a subclass, a dict of fields, or None.
-
-    Raises:
-        InputError: it is none of them, or a field cannot be passed on.
-        SettingError: a name or a value of a dict is wrong.
-    """
+    """(the fields that differ from their defaults and decide memory; notes on what was left out), of a
+    `TrainingArguments`, one of a subclass, a dict of fields, or None. Refuses all else, and what cannot be passed
+    on."""
     notes: list[str] = []
     if args is None:
         return {}, notes

@@ -74,26 +74,14 @@ def below_one(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_below_one(**numbers: Any) -> None:
-    """Refuses counts that are none; those that are None were not given.
-
-    Raises:
-        InputError: names the first that is no whole number above 0.
-    """
+    """Refuses the first that is no whole number above 0; those that are None were not given."""
     if lines := below_one({name: number for name, number in numbers.items() if number is not None}):
         raise InputError(lines[0])
 
 
 def refuse_too_long(model: str, length: int | None, longest: int | None, option: str = "") -> None:
-    """Refuses a sequence that the model's positions do not allow; None: not given, or not known.
-
-    Args:
-        model: its name, for the message.
-        length, longest: tokens.
-        option: what says the length, for the message.
-
-    Raises:
-        InputError: it is longer; names the longest.
-    """
+    """Refuses a sequence longer than the model's positions allow; None: not given, or not known. `option`: what says
+    the length, for the message, which names the longest."""
     if length and longest and length > longest:
         raise InputError(
             f"sequence length {length} is longer than {model} allows ({longest}); give {option}{longest} or less"

@@ -62,15 +62,9 @@ class Overrides:
 
 
 def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
-    """The overrides of a plan file, and what its key `about` says of the plan; other keys are left alone.
-
-    The file is YAML (or JSON) with the keys `arguments`, `model` and `environment`, each a mapping or left out.
-
-    Raises:
-        InputError: there is no such file, it is not YAML, holds none of the keys, or one that is nearly one of them; a
-            section is no mapping; a value is not of its field's type; a name is nearly a field's. A line for each
-            problem. Whether the script's own class has a field is only known when it makes one (`install`).
-    """
+    """The overrides of a plan file (YAML or JSON with the keys `arguments`, `model` and `environment`, each a mapping
+    or left out), and what its key `about` says of the plan; other keys are left alone. An InputError has a line for
+    each problem; whether the script's own class has a field is only known when it makes one (`install`)."""
     import yaml  # late: the environment of a script that is only traced may have none
 
     from hf_memkit.catalog.argument_values import checked, misspelt

@@ -186,11 +186,7 @@ class Setup:
         return key in self._by_key
 
     def __getitem__(self, key: str) -> Any:
-        """The value of `key`.
-
-        Raises:
-            KeyError: the setup does not set it.
-        """
+        """The value of `key`; a KeyError where the setup does not set it."""
         return json.loads(json.dumps(self._by_key[key].value))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -209,22 +205,14 @@ class Setup:
 
     @property
     def resolved_for(self) -> Job:
-        """The job.
-
-        Raises:
-            ValueError: the setup was read from a file, or put together by hand.
-        """
+        """The job; a ValueError where the setup was read from a file, or put together by hand."""
         if self.job is None:
             raise ValueError(f"setup {self.preset!r} was resolved for no job; give it one: replace(setup, job=Job(…))")
         return self.job
 
     @property
     def sized_job(self) -> Job:
-        """The job with the batch and the length that the settings say.
-
-        Raises:
-            ValueError: as `resolved_for`.
-        """
+        """The job with the batch and the length that the settings say."""
         return replace(
             self.resolved_for,
             micro_batch_size=self.micro_batch_size,
@@ -245,11 +233,7 @@ class Setup:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens in a sequence.
-
-        Raises:
-            KeyError: neither a setting nor the job says.
-        """
+        """Tokens in a sequence; a KeyError where neither a setting nor the job says."""
         return int(
             self["data.sequence_length"]
             if self.job is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pytest
 
 from hf_memkit.checks import RULES, check
 from tests.checks.cases import CASES, Case
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_script
 
 FOLDER = Path(__file__).parent
 
@@ -112,11 +111,11 @@ def test_every_rule_has_a_case_and_a_proof() -> None:
 
 
 def test_the_page_has_every_module_of_rules() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "check_docs.py"))
-    assert all(f"`{rule}`" in script["page"]() for rule in RULES)
-    script["_GROUPS"].pop("keys")
+    script = load_script("check_docs.py")
+    assert all(f"`{rule}`" in script.page() for rule in RULES)
+    script._GROUPS.pop("keys")
     with pytest.raises(SystemExit, match="keys"):
-        script["page"]()
+        script.page()
 
 
 @pytest.mark.parametrize("rule", PROOFS)

@@ -251,7 +251,7 @@ def test_a_model_s_own_code_is_run_only_if_that_is_said(monkeypatch: pytest.Monk
     """Defect: `--trust-remote-code` reached the model's config, and not the plan."""
     given: list[bool] = []
 
-    def planned(setup: Any, *, trust_remote_code: bool, **options: Any) -> None:
+    def planned(setup: Any, asked: Any, *, trust_remote_code: bool) -> None:
         given.append(trust_remote_code)
         raise InputError("a test ends here")
 

@@ -14,7 +14,7 @@ from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate_time import Pricing
 from hf_memkit.plan.judgement import Judged
-from hf_memkit.plan.make_plan import plan_gpus
+from hf_memkit.plan.make_plan import Asked, plan_gpus
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import groups, notes
@@ -117,7 +117,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         script = UserScript.found("train.py", OWN)
         hosts = {"folder": GivenHost(nvme_path="/not here"), "speed": replace(ALL, nvme_path="/not here")}
-        return {name: plan_gpus(script, [machine], host=host, keeps=True)[0] for name, host in hosts.items()}
+        return {name: plan_gpus(script, [machine], Asked(host=host, keeps=True))[0] for name, host in hosts.items()}
 
 
 def on_disk(found: Plan) -> Judged:

@@ -25,7 +25,7 @@ from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.judgement import Judged
-from hf_memkit.plan.make_plan import plan_script
+from hf_memkit.plan.make_plan import Asked, plan_gpus
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.child.training.plan_facts import needs_padding, plan_facts
@@ -134,7 +134,7 @@ def planned(folder: Path, options: Any = None, **fields: Any) -> Plan:
     arguments = (json.dumps({**OWN, **fields}), json.dumps(options or {}))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return plan_script(UserScript.found("train.py", arguments), L4, limit_s=60)
+        return plan_gpus(UserScript.found("train.py", arguments), [L4], Asked(limit_s=60))[0]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hf_memkit.common.errors import ScriptFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.judge_trace import lengths_of
-from hf_memkit.plan.make_plan import plan_script
+from hf_memkit.plan.make_plan import Asked, plan_gpus
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.traced_training import Outcome, TracedTraining
@@ -179,9 +179,8 @@ def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) 
     """30 rows, 8 a step, the rest dropped: 3 steps; in micro-batches of 2 or 1 rows there would be 4. Would notice: a
     plan that trains on other rows than the script."""
     arguments = (*OWN, "--dataloader_drop_last", "True", "--num_train_epochs", "1")
-    plan = plan_script(
-        UserScript.found("train.py", arguments), described_machine("T4", "567MiB", None, None), limit_s=8
-    )
+    machine = described_machine("T4", "567MiB", None, None)
+    (plan,) = plan_gpus(UserScript.found("train.py", arguments), [machine], Asked(limit_s=8))
     assert plan.own.facts.length.steps == 3
     assert {each.candidate.micro_batch_size for each in plan.traced} <= {4, 8}
     others = {name: why for name, why in plan.left_out.items() if " × " in name}
@@ -224,7 +223,7 @@ def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares:
     that is held fast because it has as many classes as rows."""
     (folder / "train.py").write_text(PAIRS.replace("COMPARES", str(compares)))
     script = UserScript.found("train.py", ("--output_dir", "out", "--per_device_train_batch_size", "8"))
-    found = plan_script(script, described_machine("T4", None, None, None))
+    (found,) = plan_gpus(script, [described_machine("T4", None, None, None)])
     sizes = {each.candidate.micro_batch_size for each in found.compared}
     if compares:
         assert sizes == {8} and len(found.compared) > 1
@@ -239,7 +238,7 @@ def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
     as many steps. Would notice: "same result" for an epoch of other rows; nothing left to try on several GPUs."""
     (folder / "train.py").write_text(SCRIPT.replace("* 30", "* 100"))
     script = UserScript.found("train.py", (*OWN, "--gradient_accumulation_steps", "2"))
-    found = plan_script(script, described_machine("T4", None, None, None), gpus=2, limit_s=1)
+    (found,) = plan_gpus(script, [described_machine("T4", None, None, None)], Asked(gpus=2, limit_s=1))
     own = found.own.facts.length
     assert own.rows_an_epoch == 112
     large = [each.candidate for each in found.traced if each.candidate.micro_batch_size == 16]

@@ -21,16 +21,6 @@ def script() -> SimpleNamespace:
     return load_script("predict_docs.py")
 
 
-def test_without_evidence_nothing_is_claimed(script: SimpleNamespace, tmp_path: Path) -> None:
-    blocks, readme, of_peers, of_scripts = script.tables(tmp_path).values()
-    assert blocks["equality"] == blocks["speed"] == of_scripts["overhead"] == of_peers["peers"] == "Not measured yet."
-    assert blocks["gpu"] == readme["gpu"] == "Not yet measured on a GPU."
-    (tmp_path / "predict-rehearsal.json").write_text(
-        json.dumps({"section": "predict", "rehearsal": True, "cases": []})
-    )
-    assert script.gpu_table(tmp_path) == "Not yet measured on a GPU."
-
-
 def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespace, tmp_path: Path) -> None:
     def row(case: str, verdict: str, status: str, error: float) -> dict[str, Any]:
         return {
@@ -44,9 +34,13 @@ def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespac
     timed |= {"priced_since_s": [0.02, 0.021, 0.03], "errors": {"peak_allocated": 0.01, "peak_reserved": 0.0}}
     timed["errors"]["step_time"] = -0.2
     waits = {"case": "d", "kind": "train", "status": "predicted", "prediction": {"peak_allocated_gib": 1.0}}
+    (tmp_path / "predict-rehearsal.json").write_text(
+        json.dumps({"section": "predict", "rehearsal": True, "cases": [timed]})
+    )
     rows = [timed, waits, row("b", "fits", "does not fit", -0.04), row("c", "tight", "fits", 0.02)]
     (tmp_path / "predict-h200.json").write_text(json.dumps({"section": "predict", "rehearsal": False, "cases": rows}))
     table = script.gpu_table(tmp_path)
+    assert "rehearsal" not in table
     assert "3 trainings on an NVIDIA H200, torch 2.11.0" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
     assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | – | – | – |" in table
     assert "| a | 10.00 | 10.10 | +1.0 % | 20 | 16 | 21 |" in table and "median error 20 %, worst 20 %" in table

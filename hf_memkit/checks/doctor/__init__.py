@@ -11,12 +11,8 @@ __all__ = ["diagnose"]
 
 
 def diagnose(nvme_path: str | None = None) -> list[Check]:
-    """All checks, in the order of the screen; takes some seconds.
-
-    Args:
-        nvme_path: a folder to test and measure, which takes some seconds more. None: tests the current folder, without
-            measuring it.
-    """
+    """All checks, in the order of the screen; takes some seconds, and some more with a folder `nvme_path` to test and
+    measure."""
     from hf_memkit.checks.doctor import gpu, host, operators, software
 
     return [*software.checks(), *gpu.checks(), *operators.checks(), *host.checks(nvme_path)]

@@ -157,20 +157,9 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
 def cache_bytes(
     config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int, each: int = 2
 ) -> int:
-    """Bytes of the keys and values that generation keeps, at its last token.
-
-    2 × bytes × batch × beams × tokens × layers × heads × head width: each beam has its own cache (transformers
-    5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`). Reordering beams copies one layer's share
-    on top.
-
-    Args:
-        config: the model's values; without head counts in them all of `width` is kept.
-        batch: samples at once (`per_device_eval_batch_size`).
-        beams: `generation_num_beams`.
-        tokens: of prompt and answer together.
-        layers, width: the model's.
-        each: bytes of a number.
-    """
+    """Bytes of the keys and values that generation keeps at its last token, with `each` a number: each beam has its
+    own cache (transformers 5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`), and reordering
+    beams copies one layer's share on top. Without head counts in `config` all of `width` is kept."""
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     head_width = int(config.get("head_dim") or width // heads)
     kept = int(config.get("num_key_value_heads") or heads)  # grouped-query models have fewer

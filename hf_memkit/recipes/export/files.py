@@ -53,11 +53,8 @@ _IMPORT: Final = re.compile(r"^( *)from (hf_memkit\.[\w.]+) import ", re.MULTILI
 
 
 def export_script(job: RecipeRun, folder: Path) -> list[Path]:
-    """Writes the job into `folder`, for `memkit run` and to start by itself; returns the files, the script first.
-
-    Raises:
-        InputError: the folder holds files of that name already, or cannot be written to.
-    """
+    """Writes the job into `folder`, for `memkit run` and to start by itself; returns the files, the script first. An
+    InputError where the folder holds files of that name already, or cannot be written to."""
     setup = job.setup
     task = task_of(setup)
     data = _data_section(setup)
@@ -161,13 +158,7 @@ _BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_
 
 
 def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
-    """The text of the file.
-
-    Args:
-        job: whose setup it is.
-        heading: the lines that stand above it all.
-        data: the section `data`.
-    """
+    """The text of the file: `heading`, lines above it all; the section `data`; all else of the setup."""
     setup = job.setup
     sections = {
         "environment": _environment(job),
@@ -264,11 +255,7 @@ class _ScriptData:
 
 
 def _data_section(setup: Setup) -> _ScriptData:
-    """What an exported script reads of its data.
-
-    Raises:
-        DataError: local data cannot be used.
-    """
+    """What an exported script reads of its data."""
     task, known = task_of(setup), _with_reasons(setup, "data")
     where, tokens = _rows(setup, task), _tokens(setup, task)
     names = (*task.script_reads, "held_out", "evaluated_blocks")
@@ -287,11 +274,7 @@ def _has_hub(setup: Setup) -> bool:
 
 
 def _rows(setup: Setup, task: Task) -> _ScriptData:
-    """Where the rows are, and the columns that they have there.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Where the rows are, and the columns that they have there."""
     data = setup.section("data")
     source = data["source"]
     path = None if source is None else local_path(str(source))
@@ -324,11 +307,8 @@ def _rows(setup: Setup, task: Task) -> _ScriptData:
 
 
 def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) -> Any:
-    """What `ask` makes of the rows of a section `data` whose names are whole paths.
-
-    Raises:
-        DataError: they are not as they must be; in one line.
-    """
+    """What `ask` makes of the rows of a section `data` whose names are whole paths; a DataError in one line where they
+    are not as they must be."""
     from hf_memkit.recipes.export.scripts.rows import Source
 
     with quiet_datasets():
@@ -339,12 +319,8 @@ def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) ->
 
 
 def check_data(task: Task, setup: Setup) -> None:
-    """Reads what `data.source` names with the script's own reader. Files of images and sound it opens itself.
-
-    Raises:
-        DataError: it cannot be used; says where, why, and what was expected.
-        MissingPackageError: it needs a package.
-    """
+    """Reads what `data.source` names with the script's own reader; a DataError says where, why, and what was expected.
+    Files of images and sound it opens itself."""
     data = {name: value for name, (value, _) in _rows(setup, task).settings.items()}
     opened(task, data, getattr(task.reading, "listed", task.reading.read))
 

@@ -13,11 +13,7 @@ __all__ = ["DEFAULT_TASK", "TASKS", "Task", "find_task", "task_of"]
 
 
 def find_task(name: str) -> Task:
-    """The task called `name`.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The task called `name`; an InputError where there is none."""
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known: {', '.join(TASKS)}")
     found: Task = import_module(f"{__name__}.{TASKS[name]}").TASK

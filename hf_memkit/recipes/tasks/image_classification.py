@@ -34,11 +34,7 @@ class _ImageClassification(Task):
     made_up_by: ClassVar[str] = "made_up_images"
 
     def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
-        """Patches and the class token: the config decides.
-
-        Raises:
-            InputError: another length was asked for.
-        """
+        """Patches and the class token: the config decides, and another length is refused."""
         found = _patches(model.config) or default
         if asked is not None and asked != found:
             raise InputError(

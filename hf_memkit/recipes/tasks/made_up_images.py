@@ -19,11 +19,8 @@ _COLOURS: Final = {"red": 0, "green": 1, "blue": 2}
 
 
 def made_up_images(each: int = 48) -> list[dict[str, Any]]:
-    """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, the same in every process.
-
-    Args:
-        each: images of a label.
-    """
+    """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, the same in every
+    process."""
     random = np.random.default_rng(0)
     rows = []
     for label, name in enumerate(LABELS):

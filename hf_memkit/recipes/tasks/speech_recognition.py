@@ -34,11 +34,8 @@ class _SpeechRecognition(Task):
     made_up_by: ClassVar[str] = "made_up_speech"
 
     def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
-        """The most tokens of a transcript; what the encoder hears has always the same length.
-
-        Raises:
-            InputError: more than the decoder has positions for.
-        """
+        """The most tokens of a transcript, for which the decoder has positions; what the encoder hears has always the
+        same length."""
         most = getattr(whole_config(model.config), "max_target_positions", None)
         if asked is not None and most is not None and asked > most:
             raise InputError(

@@ -80,16 +80,8 @@ class Task:
         return {}
 
     def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
-        """The length of an example in tokens.
-
-        Args:
-            asked: what the user asked for (`--sequence-length`), if anything.
-            default: the recipe's.
-            model: the model in question.
-
-        Raises:
-            InputError: no such length can be had.
-        """
+        """The length of an example in tokens: what was `asked` for, if the model can have it, or the recipe's
+        `default`."""
         return asked or default
 
     def arguments(self, data: Data) -> Settings:
@@ -104,11 +96,8 @@ class Task:
     @property
     def reading(self) -> Any:
         """The module that reads the data: `read(source)` reads and checks it all; `listed(source)`, where there is
-        one, opens no file of images or sound; `EXAMPLE` is one line of such data.
-
-        Raises:
-            MissingPackageError: it needs a package.
-        """
+        one, opens no file of images or sound; `EXAMPLE` is one line of such data. A MissingPackageError where it needs
+        a package."""
         try:
             return import_module(f"hf_memkit.recipes.export.scripts.{self.rows}")
         except ModuleNotFoundError as error:

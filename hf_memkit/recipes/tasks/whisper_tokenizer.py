@@ -26,11 +26,8 @@ TOKEN_VALUES: Final = (
 
 
 def train_whisper_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
-    """A `WhisperTokenizer` with at most `vocabulary_size` entries, which can write any text.
-
-    Raises:
-        ValueError: `vocabulary_size` is below 261: every byte, and five tokens with a meaning.
-    """
+    """A `WhisperTokenizer` with at most `vocabulary_size` entries (261 at least: every byte, and five tokens with a
+    meaning), which can write any text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = vocabulary_size - len(_SPECIAL) - 1
     if words < len(alphabet):

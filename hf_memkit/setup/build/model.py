@@ -38,17 +38,14 @@ def build_model(
     values: Mapping[str, Any] | None = None,
     random_weights: bool | None = None,
 ) -> PreTrainedModel:
-    """The setup's model, with its vocabulary padded and its adapters added.
+    """The setup's model, with its vocabulary padded and its adapters added; a RunError where its weights cannot be
+    loaded.
 
     Args:
-        setup: whose `model.*` and `adapter.*` are built.
         say: told what a person should know, a line a call.
         values: config values that only the data says, such as the number of labels.
         random_weights: builds the model from the setup's architecture, with random weights, instead of loading it;
             None: where its weights cannot be had, on a CPU, or if the setup has `model.random_weights`.
-
-    Raises:
-        RunError: the weights cannot be loaded, or random ones were not asked for.
     """
     import torch
 
@@ -113,10 +110,7 @@ def why_not_loaded(name: str, error: BaseException) -> str:
 
 
 def refuse_random_weights(setup: Setup) -> None:
-    """
-    Raises:
-        RunError: on a GPU the setup would train from random weights, and nobody asked for that.
-    """
+    """Refuses to train from random weights on a GPU, if nobody asked for that."""
     trains_anyway = setup.get("arguments.use_cpu") or "model.random_weights" in setup
     if setup["model.origin"] == "architecture" and not trains_anyway:
         raise RunError(

@@ -47,11 +47,7 @@ def _of_trainer(trainer: str) -> dict[str, str]:
 
 
 def require_packages(setup: Setup) -> None:
-    """Makes sure that what the setup's techniques import is installed.
-
-    Raises:
-        MissingPackageError: a package is missing; names the command that installs it.
-    """
+    """Refuses a setup whose techniques import what is not installed, with the command that installs it."""
     missing = missing_package(setup)
     if missing is not None:
         raise MissingPackageError(f"{setup.preset!r} needs {missing}")

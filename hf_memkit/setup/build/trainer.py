@@ -55,19 +55,12 @@ def trainer_options(
     own: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for Trainer, without `model` and `args`.
+    """Keyword arguments for Trainer, without `model` and `args`, for a model with its parts installed. An error where
+    two parts give the same thing, one cannot do its work, or Trainer would wrap the model in nn.DataParallel.
 
     Args:
-        setup: whose optimizer and trainer parts are wanted.
-        model: the model, with its parts installed.
-        arguments: the TrainingArguments.
-        processing_class: tokenizer or processor, as Trainer takes it.
         own: the user's keyword arguments. They win; `callbacks` are kept beside the parts'.
         say: told what of the setup the user's arguments replace, a line a call.
-
-    Raises:
-        SettingError: two parts give Trainer the same thing.
-        RunError: a part cannot do its work, or Trainer would wrap the model in nn.DataParallel.
     """
     _refuse_data_parallel(model, arguments)
     own = dict(own or {})
@@ -100,12 +93,9 @@ def trainer_options(
 
 
 def _refuse_data_parallel(model: Any, arguments: Any) -> None:
-    """Raises where one process sees several GPUs and the model is not spread over them.
-
-    Trainer would wrap the model in nn.DataParallel (transformers 5.23.0: trainer.py 2666-2672) and multiply the batch
-    by the number of GPUs (training_args.py, `train_batch_size`), which no setup reckons with; parts that replace
-    methods of one instance, or hold a state, cannot be copied that way.
-    """
+    """Refuses several GPUs in one process, unless the model is spread over them: Trainer would wrap it in
+    nn.DataParallel (transformers 5.23.0: trainer.py 2666-2672) and multiply the batch (training_args.py,
+    `train_batch_size`); parts that replace methods of one instance, or hold a state, cannot be copied that way."""
     places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
     count = arguments.n_gpu
     if count > 1 and len(places) < 2:
@@ -117,11 +107,8 @@ def _refuse_data_parallel(model: Any, arguments: Any) -> None:
 
 
 def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
-    """Installs the setup's model parts on `model`; returns what takes all of them back, the last one first.
-
-    Raises:
-        RunError: a part cannot do its work on this model. What was installed before it was taken back.
-    """
+    """Installs the setup's model parts on `model`; returns what takes all of them back, the last one first. Where a
+    part cannot do its work on this model (RunError), what was installed before it is taken back."""
     undo: list[Callable[[], None]] = []
 
     def undo_all() -> None:
@@ -138,11 +125,7 @@ def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
 
 
 def _use(part: str, function: str, /, *arguments: Any, **options: Any) -> Any:
-    """What a function of the part gives.
-
-    Raises:
-        RunError: the part cannot do its work with these objects.
-    """
+    """What a function of the part gives; a RunError where it cannot do its work with these objects."""
     try:
         return getattr(import_module(f"{components.__name__}.{part}"), function)(*arguments, **options)
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
@@ -191,16 +174,12 @@ def build_arguments(
     own: Mapping[str, Any] | None = None,
     arguments_class: type[TrainingArguments] | None = None,
 ) -> TrainingArguments:
-    """The setup's TrainingArguments, for the transformers that is installed.
+    """The setup's TrainingArguments, for the transformers that is installed; a RunError where that refuses them.
 
     Args:
-        setup: whose `arguments.*` become keyword arguments, and `deepspeed.config` the DeepSpeed config.
         own: the user's keyword arguments, which win over the setup's.
         arguments_class: a subclass, such as `Seq2SeqTrainingArguments` or TRL's `SFTConfig`; None: the one that the
             setup's `trainer.arguments_class` names, or TrainingArguments.
-
-    Raises:
-        RunError: transformers refuses them.
     """
     if arguments_class is None:
         module, _, name = str(setup.get("trainer.arguments_class", "transformers:TrainingArguments")).partition(":")

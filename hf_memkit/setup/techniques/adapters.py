@@ -34,14 +34,10 @@ _NOT_FULL = (
     bounds=_BOUNDS,
 )
 def lora(setup: Setup) -> Setup:
-    """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen.
+    """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen. It is not
+    full training, and must not be called that.
 
-    Saves gradients and optimizer states of the whole model: 12 bytes a parameter of fp32 AdamW training. Costs
-    capacity to learn: only the adapters change, which suits a new style or task and not new knowledge. It is not full
-    training, and must not be called that.
-
-    Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0).
-    """
+    Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0)."""
     return _adapters(setup)
 
 
@@ -57,14 +53,11 @@ def lora(setup: Setup) -> Setup:
     bounds=_BOUNDS,
 )
 def qlora(setup: Setup) -> Setup:
-    """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314).
+    """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314): of every
+    linear layer's weights 16 bits become 4 + 8/64 + 32/(64 × 256). Embeddings, the output layer, norms and biases keep
+    16 bits.
 
-    Saves what LoRA saves, and of every linear layer's weights 16 bits less 4 + 8/64 + 32/(64 × 256). Embeddings, the
-    output layer, norms and biases keep 16 bits. Costs time, and the rounding of the weights: what the adapters learn
-    is learnt beside the rounded ones.
-
-    Values: as `lora`.
-    """
+    Values: as `lora`."""
     job = setup.resolved_for
     dtype = "bfloat16" if job.bf16 else "float16"
     return _adapters(setup).put(
@@ -76,12 +69,9 @@ def qlora(setup: Setup) -> Setup:
 
 
 def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
-    """What PEFT must know of a model, and why: its kind, which names the class that wraps it (peft: mapping.py,
-    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that must be trained whole because it is new.
-
-    Args:
-        kind: name of the model's class; None: a causal language model.
-    """
+    """What PEFT must know of a model of this class (None: a causal language model), and why: its kind, which names the
+    class that wraps it (peft: mapping.py, MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that must be trained
+    whole."""
     if kind is None or kind.endswith(("ForCausalLM", "LMHeadModel")):
         return {"task_type": ("CAUSAL_LM", "a causal language model")}
     if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head anyway

@@ -100,10 +100,7 @@ def max_split_size(setup: Setup) -> Setup:
     bounds={"garbage_collection_threshold": (1e-6, 1)},  # torch wants more than 0; less than this means nothing
 )
 def garbage_collection_threshold(setup: Setup) -> Setup:
-    """`garbage_collection_threshold:X`, and the limit without which torch collects nothing.
-
-    Value: `garbage_collection_threshold` (share of the GPU; default 0.8).
-    """
+    """`garbage_collection_threshold:X`, and the limit without which torch collects nothing."""
     share = float(setup.resolved_for.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
     setup = with_option(
         setup, "garbage_collection_threshold", f"{share:g}",
@@ -219,16 +216,8 @@ def too_late(text: str) -> str:
 
 
 def set_allocator(text: str, say: Callable[[str], None], environment: MutableMapping[str, str] | None = None) -> bool:
-    """Sets the variable to `text` unless the user has set it, or it is too late; `say` then receives a message.
-
-    Args:
-        text: options as torch reads them.
-        say: receives one line: what is kept instead, or why nothing is set.
-        environment: where it is set; None: this process's.
-
-    Returns:
-        Whether the allocator will work with `text`.
-    """
+    """Sets the variable to `text` (options as torch reads them) unless the user has set it, or it is too late; whether
+    the allocator will work with `text`. `say` receives one line: what is kept instead, or why nothing is set."""
     target = os.environ if environment is None else environment
     users = user_settings(target)
     if users is not None:

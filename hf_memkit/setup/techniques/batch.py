@@ -88,20 +88,14 @@ def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: 
 
 
 def micro_batch_for(sequences_per_step: int, accumulation: int, processes: int = 1) -> int:
-    """How many sequences go through the model at once in each process.
-
-    Raises:
-        SettingError: they do not divide; names the nearest accumulations, or numbers of processes, that do.
-    """
+    """How many sequences go through the model at once in each process. Refuses what does not divide, with what
+    does."""
     return _divide(sequences_per_step, accumulation, processes, "gradient_accumulation_steps")
 
 
 def micro_batches(sequences_per_step: int, processes: int = 1) -> list[int]:
-    """The micro-batches that make up the batch exactly, in rising order.
-
-    Raises:
-        SettingError: the processes do not divide the batch; names the nearest numbers that do.
-    """
+    """The micro-batches that make up the batch exactly, in rising order. Refuses processes that do not divide the
+    batch."""
     return _divisors(_share(sequences_per_step, processes))
 
 
@@ -151,11 +145,7 @@ def split_batch(
 
 
 def _share(sequences: int, processes: int) -> int:
-    """Sequences a step and process.
-
-    Raises:
-        SettingError: they do not divide; names the nearest numbers of processes and of sequences that do.
-    """
+    """Sequences a step and process. Refuses what does not divide, with the nearest numbers that do."""
     if sequences % processes:
         raise SettingError(
             f"{sequences} sequences a step do not divide by {processes} processes. Use "

@@ -37,10 +37,8 @@ def every_layer(setup: Setup) -> Setup:
     bounds={"checkpoint_every": (1, None)},
 )
 def every_nth_layer(setup: Setup) -> Setup:
-    """Checkpoint layers 0, n, 2n …, and let the others keep what they need.
-
-    Values: `checkpoint_every` (n, default 2).
-    """
+    """Checkpoint layers 0, n, 2n …, and let the others keep what they need. Values: `checkpoint_every` (n, default
+    2)."""
     every = int(setup.resolved_for.values.get("checkpoint_every", 2))
     reason = f"one layer in {every} is recomputed, the others keep their activations: memory given back for speed"
     return _by_trainer(setup, {"every_n_layers": every}, reason)
@@ -56,10 +54,8 @@ def every_nth_layer(setup: Setup) -> Setup:
     bounds={"segment_layers": (1, None)},
 )
 def segments(setup: Setup) -> Setup:
-    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174).
-
-    Values: `segment_layers` (k, default 2).
-    """
+    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174). Values: `segment_layers` (k,
+    default 2)."""
     length = int(setup.resolved_for.values.get("segment_layers", 2))
     reason = f"{length} layers are recomputed together, and keep one input: memkit predict shows what a length holds"
     return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)

@@ -60,11 +60,7 @@ _LEAST_CAPABILITY = 7.0
     values={"compile_backend": str, "compile_mode": str},
 )
 def compiled(setup: Setup) -> Setup:
-    """`torch_compile` with a backend and a mode, and a guard that says when nothing is compiled.
-
-    Raises:
-        SettingError: a backend or mode that cannot train; says what to take instead.
-    """
+    """`torch_compile` with a backend and a mode that can train, and a guard that says when nothing is compiled."""
     job = setup.resolved_for
     backend = str(job.values.get("compile_backend", "inductor"))
     mode = str(job.values.get("compile_mode", "default"))

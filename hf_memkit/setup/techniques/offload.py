@@ -20,11 +20,8 @@ from hf_memkit.setup.techniques.registry import technique
 def cpu_offload_optimizer(setup: Setup) -> Setup:
     """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one GPU.
 
-    Saves the optimizer states on the GPU (8 bytes a parameter), and the gradients (4 more in fp32) where they are not
-    accumulated: torchao keeps only the last micro-batch's otherwise. Costs RAM, and the time of an AdamW step on the
-    CPU. Gradients are clipped on the host: Trainer would clip what has been copied already, so that its own
-    `max_grad_norm` is set to 0.
-    """
+    Gradients are clipped on the host: Trainer would clip what has been copied already, so that its own `max_grad_norm`
+    is set to 0. Accumulated ones stay on the GPU: torchao keeps only the last micro-batch's otherwise."""
     job = setup.resolved_for
     accumulated = job.accumulation > 1
     gradients = (

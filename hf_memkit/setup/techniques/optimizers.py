@@ -20,10 +20,8 @@ NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without i
     not_when="two moments a parameter are too much: use one of the 8-bit optimizers",
 )
 def adamw_fused(setup: Setup) -> Setup:
-    """Trainer's default AdamW in one fused kernel.
-
-    The fused form has no parameter-sized temporaries; the foreach form makes a whole copy at the peak.
-    """
+    """Trainer's default AdamW in one fused kernel, without the foreach form's whole copy of the parameters at the
+    peak."""
     return setup.put(
         "arguments.optim",
         "adamw_torch_fused",
@@ -80,10 +78,7 @@ def adamw_loop(setup: Setup) -> Setup:
     bounds={"momentum": (0, 1)},
 )
 def sgd_momentum(setup: Setup) -> Setup:
-    """SGD with momentum: one state a parameter, in the weights' dtype.
-
-    Trainer's `optim: sgd` alone has no momentum: `optim_args` must give it.
-    """
+    """SGD with momentum: one state a parameter, in the weights' dtype. Trainer's `optim: sgd` alone has none."""
     momentum = float(setup.resolved_for.values.get("momentum", 0.9))
     return setup.put_all(
         "arguments",

@@ -110,12 +110,8 @@ def technique(
     bounds: Bounds | None = None,
     gpu_only: str = "",
 ) -> Callable[[Apply], Technique]:
-    """Registers the decorated function. `slot` is the family's name if it is not given; "" stands for none.
-
-    Raises:
-        ValueError: there is a technique of this name already, another one takes a value of the same name, or a bound
-            is that of no value.
-    """
+    """Registers the decorated function. `slot` is the family's name if it is not given; "" stands for none. Refuses a
+    name, and names of values, that another technique has, and bounds of no value."""
 
     def register(apply: Apply) -> Technique:
         if name in TECHNIQUES:
@@ -137,11 +133,7 @@ def technique(
 
 
 def find_technique(name: str) -> Technique:
-    """The technique called `name`.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The technique called `name`; an InputError where there is none."""
     if name not in TECHNIQUES:
         near = did_you_mean(name, TECHNIQUES)
         raise InputError(f"unknown technique {name!r} (`memkit preset list --techniques` names all){near}")

@@ -134,14 +134,8 @@ def length_grouped(setup: Setup) -> Setup:
     bounds={"pack_length": (2, None)},
 )
 def packing(setup: Setup) -> Setup:
-    """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens.
-
-    Value: `pack_length` (default: the sequence length). Give a larger `per_device_train_batch_size`: it counts
-    samples, and fewer rows come out.
-
-    Raises:
-        SettingError: the model has fewer positions.
-    """
+    """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens (a value; default: the
+    sequence length). Give a larger `per_device_train_batch_size`: it counts samples, and fewer rows come out."""
     job = setup.resolved_for
     length = int(job.values.get("pack_length", job.sequence_length))
     longest = job.model.maximum_length if job.model is not None else None

@@ -1,17 +1,11 @@
-#!/usr/bin/env python3
-"""Writes the first examples of ds_configs/README.md and docs/deepspeed.md, and the tables of the former; with --check
-only compares.
-
-.venv/bin/python scripts/ds_configs_readme.py [--check]
-"""
+"""Writes the first examples of ds_configs/README.md and docs/deepspeed.md, and the tables of the former."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
-from evidence_tables import ROOT, excerpt, output_of, shown, update
+from evidence_tables import ROOT, excerpt, output_of, shown, table
 
 from hf_memkit.catalog.architectures import ARCHITECTURES
 from hf_memkit.catalog.models import describe
@@ -33,33 +27,26 @@ def needs(info: PresetInfo) -> str:
 
 def descriptions() -> str:
     """A row a preset, from index.yaml."""
-    lines = ["| preset | what it is | for | saves | costs | needs |", "|---|---|---|---|---|---|"]
-    for info in preset_index().values():
-        cells = (
-            f"[`{info.name}`]({info.name}.json)",
-            info.summary,
-            info.for_whom,
-            info.saves,
-            info.costs,
-            needs(info),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        [f"[`{each.name}`]({each.name}.json)", each.summary, each.for_whom, each.saves, each.costs, needs(each)]
+        for each in preset_index().values()
+    )
+    return table("preset | what it is | for | saves | costs | needs", rows)
 
 
 def sizes() -> str:
     """What each preset holds, by formula."""
     model = describe(MODEL, ARCHITECTURES[MODEL].config, use_hub=False)
-    lines = ["| preset | GPU | RAM | disk | GPU | RAM | disk |", "|---|---:|---:|---:|---:|---:|---:|"]
+    rows = []
     for name in preset_index():
-        cells = []
+        cells = [f"`{name}`"]
         for gpus in (1, 8):
             ledger = zero_ledger(load(name), model, gpus=gpus)
             totals = [ledger.total_bytes(*places) / GIB for places in PLACES]
             cells += [f"{total:.1f}" if total >= 0.05 else "–" for total in totals]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        rows.append(cells)
     of = f"Of {MODEL}, {model.parameters / 1e9:.2f} B parameters, all of them trained:"
-    return "\n".join([of, "", *lines])
+    return f"{of}\n\n{table('preset | GPU | RAM | disk | GPU | RAM | disk', rows, '---:')}"
 
 
 def one() -> str:
@@ -85,13 +72,9 @@ def sized() -> str:
     return shown(command, excerpt(output, *parts))
 
 
-def main(arguments: list[str]) -> int:
-    pages = {
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's parts."""
+    return {
         ROOT / "ds_configs" / "README.md": {"show": one(), "presets": descriptions(), "sizes": sizes()},
         ROOT / "docs" / "deepspeed.md": {"sized": sized()},
     }
-    return update(pages, arguments, "ds_configs_readme.py")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
