@@ -149,11 +149,10 @@ def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | 
     return figures(found.training)
 
 
-@pytest.mark.tracing
 @pytest.mark.parametrize(
     ("script", "also"),
     [
-        ("plain", ("lora", "qlora")),
+        ("plain", ("qlora",)),
         pytest.param("subclass", ("lora",), marks=pytest.mark.slow),
         pytest.param("trl", ("qlora",), marks=pytest.mark.exhaustive),
     ],
@@ -194,7 +193,6 @@ Trainer(model, args, train_dataset=rows).train()
 
 
 @pytest.mark.exhaustive
-@pytest.mark.tracing
 def test_a_loss_in_chunks_is_what_was_traced(folder: Path, worker: Worker) -> None:
     """Would notice: a loss in chunks that is traced and not written, one that saves nothing, one proposed beside
     Liger's or to a script whose own loss reads the logits."""

@@ -403,7 +403,3 @@ def test_the_nearest_that_fits_changes_least(usable: float, nearest: str) -> Non
     found = Search(Formula(usable), SetupCandidate(16, 1), WAYS, ("same result", ""))
     best = found.nearest()
     assert best is not None and best.fits and best.candidate.name == nearest
-
-
-def test_nothing_is_near() -> None:
-    assert Search(Formula(1.0), SetupCandidate(16, 1), WAYS, ("same result", "")).nearest() is None

@@ -24,8 +24,6 @@ from hf_memkit.prediction.traced_training import Outcome, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 from tests.fewer import first
 
-pytestmark = pytest.mark.tracing
-
 SCRIPT = """
 import pathlib, sys
 import torch

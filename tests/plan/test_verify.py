@@ -96,6 +96,7 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
     json.dumps([each.to_json() for each in found])
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
     """Finds: one process in the place of several, a rank that waits for ever."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +24,7 @@ from hf_memkit.prediction.trace.request import Device, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.process_group import single_process_environment
-from tests.fewer import first, some
+from tests.fewer import some
 from tests.prediction.fake_and_real import _changes, peaks
 from tests.prediction.test_child_libraries import alive
 
@@ -37,8 +35,8 @@ WRITTEN: Final = JOBS / "written"
 ALL: Final[dict[str, dict[str, Any]]] = json.loads((JOBS / "jobs.json").read_text())
 ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
 KEPT: Final = {
-    "lora_chat", "lora_merge", "own_module", "qlora", "qwen_vl_sft", "resume_bart", "sentiment", "summarization",
-    "trl_dpo_lora", "trl_grpo_lora", "trl_sft_packing_eval",
+    "lora_merge", "own_module", "qlora", "qwen_vl_sft", "summarization", "trl_dpo_lora", "trl_grpo_lora",
+    "trl_sft_packing_eval",
 }  # fmt: skip
 """One of each kind of model, data, adapter and trainer; the others run with `--exhaustive`."""
 PLAIN: Final = some([name for name in ALL if name not in ENGINES], *sorted(KEPT))
@@ -133,26 +131,6 @@ def check_job(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
         return
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert by_phase(content)["backward"] > 0 and content.training.model.parameters > 0
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", first(["summarization", "trl_grpo_lora", "qwen_vl_sft_all"]))
-def test_a_live_trainer_is_predicted_as_its_script_is(
-    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Trainers of other libraries, adapters, processors, in the process that the script itself runs in. Would notice:
-    what such a Trainer holds that does not come into the other process, or comes as something else."""
-    script, environment = started(folder, tmp_path, name, on_cpu=True)
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), str(LIBRARIES)])
-    command = ["-m", "tests.predict_script.live_child", "live.json", *str(script).split(), *script.arguments]
-    ended = subprocess.run([sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    live = json.loads((tmp_path / "live.json").read_text())
-    monkeypatch.chdir(tmp_path)
-    script, environment = started(folder, tmp_path, name, on_cpu=False)
-    machine = described_machine(None, "24GB", None, None)
-    found, _ = from_script.predict_script_training(script, machine, environment=environment, worker=worker)
-    assert live == {phase: most for phase, (most, _) in found.phases.items()}
 
 
 LIVE: Final = ["deepspeed_zero2_hf_optimizer", "deepspeed_zero3_hf_optimizer"]

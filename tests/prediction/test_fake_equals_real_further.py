@@ -40,26 +40,6 @@ def test_fake_equals_real_in_all_that_a_training_does(child: Child, architecture
     assert ("save" in real["phases"]) == setting.startswith("saved")
 
 
-@pytest.mark.slow
-def test_predictions_that_are_kept_for_metrics_are_counted(child: Child) -> None:
-    alone, kept, moved, batch_by_batch = (
-        child.ask("gpt2", setting, "fake")["phases"]["evaluate"]
-        for setting in ("plain", "metrics", "metrics moved", "metrics by batch")
-    )
-    logits = 4 * 4 * 128 * 384
-    assert kept - alone > 2 * logits, "those of all four batches, and not of one"
-    assert abs(moved - alone) < 64 and moved < kept and batch_by_batch < kept
-
-
-@pytest.mark.slow
-def test_a_save_takes_no_memory_but_for_merged_experts(child: Child) -> None:
-    for name in ("gpt2", "bert", "t5", "vit"):
-        phases = child.ask(name, "saved", "real")["phases"]
-        assert phases["save"] <= phases["optimizer"], name
-    real = child.ask("qwen3_moe", "saved", "real")["phases"]
-    assert real["save"] > real["data"], "each expert is copied out of the merged weights"
-
-
 def test_experts_one_by_one_are_refused(child: Child) -> None:
     """How many tokens an expert gets follows from the router's values."""
     answer = child.ask("mixtral", "experts one by one", "fake")

@@ -14,9 +14,6 @@ from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import (
-    CONTEXT_SLACK_BYTES,
-    LEVELS,
-    SLACK_SHARE,
     Confidence,
     Judgement,
     Level,
@@ -200,11 +197,6 @@ def test_a_confidence_says_what_it_rests_on() -> None:
     for level, rests_on in (("guess", "x"), ("trace", "")):
         with pytest.raises(ValueError, match="confidence"):
             Confidence(level, rests_on)  # type: ignore[arg-type]
-
-
-def test_the_less_is_known_the_more_slack() -> None:
-    assert set(SLACK_SHARE) == set(LEVELS) and TRACE.with_slack(0) == CONTEXT_SLACK_BYTES
-    assert Confidence("cpu trace", "x").with_slack(GIB) > TRACE.with_slack(GIB)
 
 
 @pytest.mark.parametrize(
