@@ -403,3 +403,4 @@ def test_the_nearest_that_fits_changes_least(usable: float, nearest: str) -> Non
     found = Search(Formula(usable), SetupCandidate(16, 1), WAYS, ("same result", ""))
     best = found.nearest()
     assert best is not None and best.fits and best.candidate.name == nearest
+    assert Search(Formula(1.0), SetupCandidate(16, 1), WAYS, ("same result", "")).nearest() is None

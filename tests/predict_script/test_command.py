@@ -282,46 +282,6 @@ def test_without_padding_the_worst_batch_is_smaller(run: Run) -> None:
         assert found and change not in found
 
 
-SFT = """
-import datasets, sys
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
-
-words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
-rows = datasets.Dataset.from_dict({"input_ids": [[2] * length for length in [16] * 60 + [2048, 64, 64, 64]]})
-config = LlamaConfig(
-    hidden_size=256, intermediate_size=512, num_hidden_layers=int(sys.argv[1]), num_attention_heads=4,
-    num_key_value_heads=2, vocab_size=4000, max_position_embeddings=2048,
-)
-arguments = SFTConfig(
-    "out", per_device_train_batch_size=4, report_to="none", bf16=True, save_strategy="no",
-    max_length=int(sys.argv[2]) or None,
-)
-SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=rows, processing_class=tokenizer).train()
-"""
-
-
-@pytest.mark.exhaustive
-def test_trl_has_a_name_of_its_own_for_no_padding(run: Run) -> None:
-    """Would notice: TRL's Trainer, which cannot train the batch that is offered; a line that it does not take, such as
-    one that leaves it a max_length, or has rows that it cut before no longer cut; what is offered though it needs no
-    less. TRL's head leaves out padding: in a model of few layers, nothing else matters."""
-    cut = "max_length=None, rows cut to 2,048 tokens where they are tokenised,"
-    for layers, length, also, helps in (
-        ("6", "0", "", True), ("6", "2049", ", max_length=None", True), ("6", "2048", f", {cut}", True),
-        ("2", "0", "", False),
-    ):  # fmt: skip
-        change = f'padding_free=True{also} and attn_implementation="flash_attention_2"'
-        found = json.loads(run(SFT, layers, length, options=("--gpu-memory", "900MB", "--no-search", "--json"))[1])
-        smaller = found["request"]["batches"]["smaller"]
-        assert (change in smaller) == helps and len(smaller) == 2 + helps
-        total = found["peak_reserved_gib"][1] + found["outside_allocator_gib"]
-        assert all(needs["total_gib"] < 0.99 * total for needs in smaller.values())
-
-
 def test_a_batch_of_nothing(run: Run) -> None:
     """Would notice: an error of memkit's own where the script asks for no batch at all."""
     code, _, said, _ = run(

@@ -210,6 +210,16 @@ def test_an_evaluation_above_the_training_or_below_is_that_of_the_arguments(
         assert any(note.startswith("for compute_metrics") for note in found.training.notes)
 
 
+@pytest.mark.slow
+def test_the_data_set_of_an_evaluation_above_the_training_is_the_one_that_it_was_given(predict: Predict) -> None:
+    code = ON_GPU.replace('"eval_strategy": "steps", ', "") + "\ntrainer = made('logits')\n"
+    evaluated = [
+        peaks(predict(f"{code}trainer.evaluate([[1] * 16] * {rows})\ntrainer.train()"))["evaluate"]
+        for rows in (ROWS, 2 * ROWS)
+    ]
+    assert evaluated[1] - evaluated[0] == pytest.approx(2 * ROWS / 2 * LOGITS, rel=0.01)
+
+
 LIBRARY: Final = """
 import numpy, torch
 

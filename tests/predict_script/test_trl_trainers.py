@@ -20,6 +20,7 @@ from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from tests.fewer import some
+from tests.predict_script.job_list import read_job
 from tests.predict_script.test_jobs import ALL, EXACT, by_phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,8 +31,8 @@ SHARE = Vllm("colocate", share=0.5, sleeps=False, weights_bytes=2**30)
 
 def job(folder: Path, out: Path, name: str, *more: str) -> UserScript:
     """A job of TRL's with more arguments, on the GPU."""
-    given = [each.format(folder=folder, out=out) for each in ALL[name]["arguments"] if each != "--use_cpu"]
-    return UserScript(ALL[name]["module"], True, (*given, *more))
+    script, _ = read_job(ALL[name], folder, out, on_cpu=False)
+    return replace(script, arguments=(*script.arguments, *more))
 
 
 def training(peak: int, phases: dict[Any, int]) -> Prediction:

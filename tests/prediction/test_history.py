@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import allocator_history
 from benchmarks.allocator_compare import compare
 from benchmarks.allocator_history import read_history, record_history
 from benchmarks.gpu_measure import HISTORIES
@@ -183,6 +184,21 @@ def test_recording_without_a_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no CUDA device"), record_history(tmp_path / "history.json"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_what_the_recorder_keeps_of_a_snapshot_is_a_history() -> None:
+    whole = snapshot(*BY_HAND, entry("oom", 5 * MIB, 30 * MIB), settings="max_split_size_mb:64")
+    kept = {
+        "device_traces": [allocator_history._plain(entries) for entries in whole["device_traces"]],
+        "allocator_settings": allocator_history._texts(whole["allocator_settings"]),
+    }
+    assert json.loads(json.dumps(kept)) == kept
+    assert read_history(kept) == read_history(whole)
+    assert kept["device_traces"][0][-1] == {
+        "action": "oom", "device_free": 5 * MIB, "size": 30 * MIB, "stream": 0,
+    }  # fmt: skip
+    assert kept["allocator_settings"] == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    assert allocator_history._texts(None) == {}
 
 
 def test_torch_takes_what_the_recorder_passes() -> None:

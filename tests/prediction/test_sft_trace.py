@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from hf_memkit.prediction.child.trainer_kinds.sft import head_of_triton
+from hf_memkit.prediction.child.trainer_kinds.sft import head_of_triton, padding_free_change
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.prediction.worker import Worker
 from tests.prediction.architectures import CHATTING, of_architecture
@@ -66,3 +66,27 @@ def test_without_triton_the_head_takes_the_path_of_a_gpu() -> None:
     assert copy._use_triton(torch.device("cuda")) and not copy._use_triton(torch.device("cpu"))
     assert all(vars(copy)[name] is not kernel for name, kernel in kernels.items())
     assert set(re.findall(r"\btriton\.(\w+)", source)) <= {"cdiv", "jit", "language"}
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"max_length": None}, "padding_free=True and FLASH"),
+        ({"max_length": 2049}, "padding_free=True, max_length=None and FLASH"),
+        (
+            {"max_length": 2048},
+            "padding_free=True, max_length=None, rows cut to 2,048 tokens where they are tokenised, and FLASH",
+        ),
+        ({"max_length": 2048, "packing": True}, "padding_free=True and FLASH"),
+        ({"metrics": True}, ""),
+    ],
+)
+def test_trl_has_a_name_of_its_own_for_no_padding(options: dict[str, Any], change: str) -> None:
+    """Would notice: a change that TRL does not take, such as one that leaves it a max_length, or has rows that it cut
+    before no longer cut."""
+    collator = type("Collator", (), {"__module__": "trl.trainer"})()
+    trainer = types.SimpleNamespace(
+        args=types.SimpleNamespace(padding_free=False, **options), padding_free=False, data_collator=collator,
+        compute_metrics=options.get("metrics"),
+    )  # fmt: skip
+    assert padding_free_change(trainer, 2048, "x") == change.replace("FLASH", 'attn_implementation="x"')
