@@ -22,7 +22,7 @@ def starts(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(STARTS)
 
 
-pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DATA = """
 import json, sys
@@ -72,6 +72,7 @@ def test_data_that_a_prediction_prepares_are_those_of_the_real_run(predict: Pred
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.arrow")} == files
 
 
+@pytest.mark.tracing
 def test_a_model_that_is_saved_before_it_trains(predict: Predict, tmp_path: Path) -> None:
     """Would notice: weights of shapes in a file, a save that ends the script, a folder that cannot be loaded then."""
     head, _, data = DATA.partition("def featurised")
@@ -90,6 +91,7 @@ torch.save(model.state_dict(), "weights.pt")
     assert torch.load(tmp_path / "rows.pt")["rows"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.tracing
 def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
     """Would notice: a checkpoint that is looked for, one that is read without a phase of its own, weights on the GPU
     twice: transformers reads both to the host."""
@@ -109,6 +111,7 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
         assert peaks[phase] <= 1.01 * (most["weights"] + most["optimizer"] + most["buffers"] + most["other"])
 
 
+@pytest.mark.tracing
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
@@ -152,6 +155,7 @@ else:
 """
 
 
+@pytest.mark.tracing
 @pytest.mark.parametrize("more", ["raise SystemExit", "print(model.cuda()(found[:, :16]).logits.tolist())"])
 def test_batches_of_data_keep_their_values_on_the_gpu(predict: Predict, more: str) -> None:
     """Scripts print their first batch, and decode it. Would notice: a made-up one, a refusal, values that follow from
@@ -200,6 +204,7 @@ def test_a_script_writes_into_the_folder_that_trainer_makes(
     assert (tmp_path / "deep").exists() == was_there == (tmp_path / "deep" / "out" / "mine").exists()
 
 
+@pytest.mark.tracing
 def test_small_parameters_of_the_script_keep_their_values(predict: Predict) -> None:
     """Scripts print what they initialised; the optimizer that was made before the model moved still trains it."""
     found = predict(
@@ -228,6 +233,7 @@ Trainer(model, TrainingArguments("out", report_to="none"), train_dataset=rows, o
     assert found.training.model.parameters == 2 + 6 + 3, found
 
 
+@pytest.mark.tracing
 def test_one_rank_of_several_gets_consistent_answers(predict: Predict) -> None:
     """A script that reads LOCAL_RANK, or asks torch.distributed, shares data and batches by the answers."""
     code = DATA.replace(
@@ -253,6 +259,7 @@ torch.manual_seed(0)
     assert "evaluate" in {phase for _, phase in found.training.trace.marks}
 
 
+@pytest.mark.tracing
 def test_a_value_that_decides_in_the_traced_steps_is_named(predict: Predict) -> None:
     """Else the script would take a way that nobody chose, and nobody would know."""
     own = """
@@ -351,6 +358,7 @@ def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path:
     assert "backward(" in OWN_LOOP.splitlines()[int(found.failed.place.split("line ")[1]) - 1]
 
 
+@pytest.mark.tracing
 def test_gradients_above_train_are_no_training_loop(predict: Predict) -> None:
     """As LoRA-GA and the like begin with; and a part of the script's own that is fitted with real numbers."""
     before = """

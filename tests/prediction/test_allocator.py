@@ -213,3 +213,21 @@ def test_pages_that_came_stay_when_the_rest_does_not_come() -> None:
     allocator.free(first)
     allocator.malloc(60 * MIB)
     assert allocator.reserved == 60 * MIB
+
+
+def test_a_range_of_addresses_ends_at_nine_eighths_of_the_gpu() -> None:
+    # A GPU of 160 MiB: a range of 180, full up to 160. 20-60 and 80-140 are freed. For 80 MiB the GPU has nothing
+    # left; both places go back, 100 MiB. Neither has room for 80, nor has the end of the range, 20: a second segment.
+    allocator = CachingAllocator(EXPANDABLE, DeviceMemory(160 * MIB, total_bytes=160 * MIB))
+    blocks = [allocator.malloc(size * MIB) for size in (20, 40, 20, 60, 20)]
+    allocator.free(blocks[1])
+    allocator.free(blocks[3])
+    far = allocator.malloc(80 * MIB)
+    assert abs(far.address - blocks[0].address) > 180 * MIB
+    assert (allocator.reserved, allocator.retries) == (140 * MIB, 1)
+    # With more addresses it would have stood at the end of the first one.
+    wide = CachingAllocator(EXPANDABLE, DeviceMemory(160 * MIB, total_bytes=220 * MIB))
+    blocks = [wide.malloc(size * MIB) for size in (20, 40, 20, 60, 20)]
+    wide.free(blocks[1])
+    wide.free(blocks[3])
+    assert wide.malloc(80 * MIB).address == blocks[0].address + 160 * MIB

@@ -127,3 +127,20 @@ def test_all_mistakes_stand_in_one_message() -> None:
     for name in ("max_split_size_mb", "no_such_option", "garbage_collection_threshold", "backend"):
         assert name in str(refusal.value)
     assert os.linesep not in str(refusal.value)
+
+
+def test_rounding() -> None:
+    plain = AllocatorSettings()
+    assert [plain.rounded(size) for size in (1, 511, 512, 513, MIB + 1)] == [512, 512, 512, 1024, MIB + 512]
+    # torch's own example (roundup_power2_next_division): 1200 with 4 divisions of 1024..2048 becomes 1280. Here in
+    # units of 512 bytes, so that 4 divisions apply.
+    four = AllocatorSettings(roundup_divisions=(4,) * INTERVALS)
+    assert four.rounded(1200 * 512) == 1280 * 512
+    assert four.rounded(1280 * 512) == 1280 * 512 and four.rounded(1280 * 512 + 1) == 1536 * 512
+    assert four.rounded(2048) == 2048 and four.rounded(2049) == 2560  # 2048 is not above 512 × 4: by 512 bytes
+    assert four.rounded(1025) == 1536  # and not to 1280, a quarter of the way from 1024 to 2048
+    assert four.rounded(4 * MIB) == 4 * MIB and four.rounded(4 * MIB + 1) == 5 * MIB
+    # Only sizes from 4 to 8 MiB have two divisions, 4 and 6: the others are rounded to 512 bytes.
+    only = AllocatorSettings(roundup_divisions=(0, 0, 2, *(0,) * (INTERVALS - 3)))
+    assert only.rounded(5 * MIB) == 6 * MIB and only.rounded(7 * MIB) == 8 * MIB
+    assert only.rounded(3 * MIB + 1) == 3 * MIB + 512 and only.rounded(9 * MIB) == 9 * MIB

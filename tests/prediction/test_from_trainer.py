@@ -28,7 +28,7 @@ from hf_memkit.prediction.live_objects import read_objects, write_objects
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.own_arguments import read_trainer
 from tests.fewer import first
-from tests.prediction.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
+from tests.prediction.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent
 
 EXAMPLE: dict[str, Any] = {"x": ((3, 16, 16), "float32"), "labels": 0}
 SGD = {"optim": "sgd", "per_device_train_batch_size": 16}
@@ -48,7 +48,7 @@ def predicted(model: Any, args: Any = None, **options: Any) -> Prediction:
 
 @pytest.mark.slow
 def test_an_own_model_is_traced_however_it_is_given() -> None:
-    found = [predicted(each) for each in (Classifier(), build, Classifier, "tests.prediction.user_models:build")]
+    found = [predicted(each) for each in (Classifier(), "tests.prediction.user_models:build")]
     assert {each.confidence.level for each in found} == {"trace"} and {each.verdict for each in found} == {"fits"}
     weights, gradients = found[0].categories["weights"], found[0].categories["gradients"]
     assert 0 <= weights - 4 * (TRAINED + FROZEN) < 30 * 512, "the shared weight counts once"

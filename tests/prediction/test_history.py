@@ -249,3 +249,25 @@ def test_a_real_gpu_is_followed_block_by_block(settings: str, tmp_path: Path) ->
     assert comparison.divergence is None, comparison.divergence
     assert comparison.replayed_peak_reserved_bytes == recorded["peak_reserved_bytes"] == history.peak_reserved_bytes
     assert len(history.trace.events) > 1000
+
+
+def test_pages_of_expandable_segments() -> None:
+    # Pages of 20 MiB: 25 MiB take two; 30 more need one, and begin where the 25 end. The 25 freed, the page 0-20 goes
+    # back, and 5 MiB of it stay.
+    rows = [
+        entry("segment_map", BASE, 40 * MIB),
+        entry("alloc", BASE, 25 * MIB),
+        entry("segment_map", BASE + 40 * MIB, 20 * MIB),
+        entry("alloc", BASE + 25 * MIB, 30 * MIB),
+        entry("free_requested", BASE, 25 * MIB),
+        entry("free_completed", BASE, 25 * MIB),
+        entry("segment_unmap", BASE, 20 * MIB),
+        entry("alloc", BASE + 20 * MIB, 5 * MIB),
+    ]
+    history = read_history(snapshot(*rows, settings="expandable_segments:True"))
+    assert history.settings.expandable_segments and history.releases == {3}
+    assert compare(history).exact and history.peak_reserved_bytes == 60 * MIB
+    assert not compare(history, AllocatorSettings()).exact  # with other settings it would have gone otherwise
+    rows[6]["size"] = 40 * MIB
+    found = compare(read_history(snapshot(*rows, settings="expandable_segments:True")))
+    assert found.divergence is not None and "given back" in found.divergence.what
