@@ -155,11 +155,11 @@ def test_flags_are_for_what_reads_them() -> None:
         "HfArgumentParser(Other).parse_args_into_dataclasses()\n"
         "HfArgumentParser(TrainingArguments).parse_dict({'output_dir': 'out'}); assert not facts._made_parsers\n"
         "HfArgumentParser((Other, TrainingArguments)).parse_args_into_dataclasses()\n"
-        "from trl import SFTConfig, TrlParser; TrlParser((SFTConfig,)).parse_args_and_config()\n"
+        "from trl import SFTConfig, TrlParser; sys.argv += ['--use_cpu', 'True', '--bf16', 'False']\n"
+        "TrlParser((SFTConfig,)).parse_args_and_config()\n"
         "print([each.__name__ for each in facts._made_parsers])"
     )
-    command = [sys.executable, "-c", code, "--use_cpu", "True", "--bf16", "False"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "['HfArgumentParser', 'TrlParser']\n", ran.stderr[-500:]
 
 
