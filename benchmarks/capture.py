@@ -186,21 +186,22 @@ def plans() -> Iterator[Case]:
 
 
 def _jobs() -> dict[str, Any]:
+    from tests.predict_script.job_list import read_job, typed_jobs
+
     jobs = ROOT / "tests" / "predict_script" / "jobs"
     if not Path("jobs").exists():
         prepare = [sys.executable, str(jobs / "prepare.py"), "jobs"]
         subprocess.run(prepare, check=True, env={**os.environ, "PYTHONPATH": ""}, stdout=sys.stderr)
-    found: dict[str, Any] = json.loads((jobs / "jobs.json").read_text())
-    return {name: job for name, job in found.items() if "script" in job and "environment" not in job}
+    read = {
+        name: read_job(typed, Path("jobs").absolute(), Path("out"), on_cpu=False)
+        for name, typed in typed_jobs().items()
+    }
+    return {name: script for name, (script, variables) in read.items() if not script.is_module and not variables}
 
 
 def _of_job(name: str) -> list[str]:
-    job, written = _jobs()[name], ROOT / "tests" / "predict_script" / "jobs" / "written"
-    places = {"{folder}": str(Path("jobs").absolute()), "{out}": "out", "{written}": str(written)}
-    words = [word for word in job["arguments"] if word not in ("--use_cpu", "--cpu")]
-    for place, value in places.items():
-        words = [word.replace(place, value) for word in words]
-    return [str(written / job["script"]), "--", *words]
+    script = _jobs()[name]
+    return [script.target, "--", *script.arguments]
 
 
 PARTS: Final[dict[str, Callable[[], Iterator[Case]]]] = {

@@ -57,7 +57,7 @@ SHARING = dict.fromkeys(("test_live_ledger", "test_stepping", "test_zero_r"), "t
 # What takes longest begins first, so that the processes end at about the same time.
 LONGEST = (
     "test_presets", "test_pack", "test_pack_exports", "test_variants", "test_rules", "test_fake_equals_real",
-    "test_fake_equals_real_further", "test_resume", "test_split_states_live", "test_gpu_benchmark", "test_processes",
+    "test_resume", "test_split_states_live", "test_gpu_benchmark", "test_processes",
 )  # fmt: skip
 
 

@@ -75,15 +75,7 @@ class Job:
 
 Job().run()
 """
-TRL = """
-from datasets import Dataset
-from trl import SFTConfig, SFTTrainer, TrlParser
-
-(args,) = TrlParser(SFTConfig).parse_args_and_config()
-rows = Dataset.from_list([{"text": " ".join(f"w{i}" for i in range(20 + n))} for n in range(32)])
-SFTTrainer("llama", args, train_dataset=rows).train()
-"""
-SCRIPTS = {"plain": PLAIN, "subclass": SUBCLASS, "trl": TRL}
+SCRIPTS = {"plain": PLAIN, "subclass": SUBCLASS}
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +141,11 @@ def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | 
     return figures(found.training)
 
 
-@pytest.mark.tracing
 @pytest.mark.parametrize(
     ("script", "also"),
     [
-        ("plain", ("lora", "qlora")),
+        ("plain", ("qlora",)),
         pytest.param("subclass", ("lora",), marks=pytest.mark.slow),
-        pytest.param("trl", ("qlora",), marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_changed_script_is_what_was_traced(
@@ -180,41 +170,6 @@ def test_the_changed_script_is_what_was_traced(
         patch(paste.diff)
         flags = [word for flag in paste.flags for word in flag.split(" ", 1)]
         assert from_its_first_line(worker, *OWN, *flags) == traced
-
-
-GPT2 = """
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
-
-(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50_000, n_positions=128))
-rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 32
-Trainer(model, args, train_dataset=rows).train()
-"""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.tracing
-def test_a_loss_in_chunks_is_what_was_traced(folder: Path, worker: Worker) -> None:
-    """Would notice: a loss in chunks that is traced and not written, one that saves nothing, one proposed beside
-    Liger's or to a script whose own loss reads the logits."""
-    (folder / "train.py").write_text(GPT2)
-    with traces(*OWN) as made:
-        made.start()
-        own = training(made.of(Overrides()))
-        (chunked,) = filter(None, choices_for(own, MACHINE, {}, gpus=1, left_out={})["loss with code"])
-        candidate = SetupCandidate(4, 1, (chunked,))
-        traced = figures(training(made.of(candidate.overrides)))
-    saved = figures(own)[1].size_bytes - traced[1].size_bytes
-    assert saved > 4 * 128 * 50_000 * 4, "logits of a batch in fp32"
-    assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
-    paste = pasted(candidate, own)
-    patch(paste.diff)
-    assert "\nchunk_loss(model)\nTrainer(model" in (folder / "train.py").read_text()
-    assert from_its_first_line(worker, *OWN) == traced
-    for other in ({"chunkable_loss": False}, {"model_type": "llama"}):
-        other = {f"plan__model__{name}": value for name, value in other.items()}
-        assert choices_for(changed(own, **other), MACHINE, {}, gpus=1, left_out={})["loss with code"] == [None]
 
 
 def placed(source: str, **made: Any) -> TracedTraining:

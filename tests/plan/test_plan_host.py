@@ -16,8 +16,7 @@ from hf_memkit.plan.candidate_time import Pricing
 from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.make_plan import Asked, plan_gpus
 from hf_memkit.plan.pasted import pasted
-from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.wording import groups, notes
+from hf_memkit.plan.wording import notes
 from tests.plan.made_plans import EIGHT_BITS, plan, setup
 
 SCRIPT = """
@@ -106,50 +105,19 @@ def test_a_disk_without_a_speed_is_proposed_only_where_nothing_else_fits() -> No
     assert plan(setup(8, 1, 40.0, 1.0), judged_on_disk(5.0), other).proposed is not other
 
 
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
-    """Of one script whose states fit on no such GPU: with a folder that is not here, and with its speed beside it."""
-    folder = tmp_path_factory.mktemp("swaps")
-    (folder / "train.py").write_text(SCRIPT)
-    machine = described_machine("T4", "1000MiB", "64GB", None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        script = UserScript.found("train.py", OWN)
-        hosts = {"folder": GivenHost(nvme_path="/not here"), "speed": replace(ALL, nvme_path="/not here")}
-        return {name: plan_gpus(script, [machine], Asked(host=host, keeps=True))[0] for name, host in hosts.items()}
-
-
-def on_disk(found: Plan) -> Judged:
-    return min(
-        (each for each in found.traced if "zero3-infinity" in each.candidate.name), key=lambda each: not each.fits
-    )
-
-
-@pytest.mark.exhaustive
-@pytest.mark.tracing
-def test_a_folder_adds_the_leanest_engine_without_a_time(plans: dict[str, Plan]) -> None:
-    """Would notice: a time that rests on somebody else's disk, a setup without a time on the first line, a disk that
-    is not here found too small, what the setup takes of RAM and disk unsaid."""
-    found = plans["folder"]
-    swapped = on_disk(found)
-    assert swapped.fits and not swapped.is_priced and swapped.swaps, swapped.why
-    assert swapped.steps_on_cpu and not found.own.steps_on_cpu, "torchrun would give its optimizer one thread"
-    assert found.proposed is not None and found.proposed.is_priced
-    (row,) = (each for rows in groups(found).values() for each in rows if each.judged is swapped)
-    assert row.step == "—" and "no time known for its disk (--host nvme-read" in row.why and " of disk" in row.why
-    assert any("no such folder here" in note for note in found.notes)
-    assert "zero3-infinity" not in found.left_out
-
-
 @pytest.mark.slow
-@pytest.mark.tracing
-def test_with_its_speed_it_has_a_time_and_the_real_folder(plans: dict[str, Plan]) -> None:
-    """Would notice: a given rate that has no effect or is not named, a placeholder in what is pasted or written."""
-    found = plans["speed"]
-    swapped = on_disk(found)
-    assert swapped.is_priced and swapped.step_time is not None and swapped.prediction is not None
-    assert swapped.prediction.disk_bytes == on_disk(plans["folder"]).prediction.disk_bytes  # type: ignore[union-attr]
+def test_with_its_speed_a_disk_has_a_time_and_the_real_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a script whose states fit on no such GPU. Would notice: a given rate that has no effect or is not named, a
+    placeholder in what is pasted or written, a folder that is not here found too small."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    machine, host = described_machine("T4", "1000MiB", "64GB", None), replace(ALL, nvme_path="/not here")
+    (found,) = plan_gpus(UserScript.found("train.py", OWN), [machine], Asked(host=host))
+    disk = (each for each in found.traced if "zero3-infinity" in each.candidate.name)
+    swapped = min(disk, key=lambda each: not each.fits)
+    assert swapped.fits and swapped.swaps and swapped.is_priced and swapped.step_time is not None
+    assert swapped.steps_on_cpu and not found.own.steps_on_cpu, "torchrun would give its optimizer one thread"
+    assert any("no such folder here" in note for note in found.notes) and "zero3-infinity" not in found.left_out
     read = 16 * 35e6 / 6e9
     assert swapped.seconds is not None and read < swapped.seconds
     said = " ".join(swapped.step_time.rests_on)
@@ -160,14 +128,3 @@ def test_with_its_speed_it_has_a_time_and_the_real_folder(plans: dict[str, Plan]
     assert first == "memkit ds copy zero3-infinity --nvme-path '/not here'"
     config = swapped.candidate.overrides.arguments["deepspeed"]["zero_optimization"]
     assert {config[part]["nvme_path"] for part in ("offload_optimizer", "offload_param")} == {"/not here"}
-
-
-@pytest.mark.slow
-@pytest.mark.tracing
-def test_without_it_the_cpu_is_said_to_be_assumed(plans: dict[str, Plan]) -> None:
-    """Would notice: an optimizer on a CPU that nobody named."""
-    engines = [each for each in plans["folder"].traced if "offload" in each.candidate.name and each.step_time]
-    assert engines
-    for each in engines:
-        assert each.step_time is not None
-        assert any(line.startswith("CPU optimizer: 16 cores (assumed), RAM ") for line in each.step_time.rests_on)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,16 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_memkit import predict_script
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import LeftOut, choices_for
-from hf_memkit.plan.judgement import Judged
-from hf_memkit.plan.make_plan import Asked, plan_gpus
 from hf_memkit.plan.pasted import pasted
-from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.child.training.plan_facts import needs_padding, plan_facts
 from hf_memkit.prediction.traced_training import Padding, TracedTraining
+from hf_memkit.setup.script_overrides import Overrides
 from tests.plan.made_trainings import changed
 
 pytest.importorskip("trl")
@@ -41,7 +41,7 @@ SCRIPT = """
 import datasets, json, sys
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 fields, options = map(json.loads, sys.argv[1:3])
@@ -52,7 +52,7 @@ config = LlamaConfig(
     hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, vocab_size=4000,
     max_position_embeddings=1024,
 )
-model = LlamaForCausalLM(config) if options == "by hand" else AutoModelForCausalLM.from_config(config, **options)
+model = AutoModelForCausalLM.from_config(config, **options)
 arguments = SFTConfig("out", **{"report_to": "none", "bf16": True, "optim": "sgd", "save_strategy": "no", **fields})
 SFTTrainer(model, args=arguments, train_dataset=rows, processing_class=tokenizer).train()
 """
@@ -116,82 +116,42 @@ def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
     assert facts.counts_first_labels == (make is gpt2)
 
 
-@dataclass
-class Found:
-    plan: Plan
-    own: Judged
-    free: Judged
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sft")
-    (folder / "train.py").write_text(SCRIPT)
-    return folder
-
-
-def planned(folder: Path, options: Any = None, **fields: Any) -> Plan:
-    arguments = (json.dumps({**OWN, **fields}), json.dumps(options or {}))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraces]:
+    """Of the script, in its folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return plan_gpus(UserScript.found("train.py", arguments), [L4], Asked(limit_s=60))[0]
+        patch.chdir(tmp_path_factory.mktemp("sft"))
+        Path("train.py").write_text(SCRIPT)
+        with ScriptTraces(UserScript.found("train.py", (json.dumps(OWN), "{}")), L4, os.environ) as made:
+            made.start()
+            yield made
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Found:
-    plan = planned(folder)
-    names = {each.candidate.name: each for each in plan.traced}
-    return Found(plan, plan.own, names["8 × 1, padding-free"])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.tracing
-def test_the_same_tokens_in_less_memory_and_time(found: Found) -> None:
-    """Would notice: a candidate whose rows are padded all the same, tokens that are counted with padding or twice, a
-    setup that says nothing of its result, settings that cannot be pasted."""
-    own, free = found.own, found.free
-    assert 0.3 < own.facts.padding.share < 0.6
-    assert free.facts.model.attention == "flash_attention_2" and free.facts.padding.is_left_out
-    mean = sum(32 + 97 * n % 900 for n in range(64)) / 64
-    for each in (own, free):
-        assert each.step_time is not None
-        assert sum(each.step_time.by_phase.values()) == pytest.approx(each.seconds, rel=1e-3), "of average batches"
-    assert own.tokens == pytest.approx(8 * mean, rel=0.05) and free.tokens == pytest.approx(8 * mean, rel=0.05)
-    assert own.prediction is not None and free.prediction is not None and free.fits
-    held = own.prediction.categories["activations"], free.prediction.categories["activations"]
-    assert held[1] < held[0]
-    assert free.seconds is not None and own.seconds is not None and free.seconds < own.seconds
-    assert free.candidate.group == "nearly the same" and "of a batch now" in free.candidate.result
-    said = pasted(free.candidate)
-    assert "--padding_free True" in said.flags and said.no_flag == ("max_length=None",)
-    assert said.before == ("pip install flash-attn  # or kernels",)
-    assert "max_length" not in " ".join(said.flags) and "max_length: null" in said.yaml
-    assert found.plan.best("same result") is not None, "its neighbours are looked at too"
+def own(traces: ScriptTraces) -> TracedTraining:
+    found = traces.of(Overrides()).outcome().training
+    assert found is not None
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.tracing
-def test_it_is_what_the_script_gives_with_these_settings(
-    found: Found, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would notice: settings that a trace has and a user's script would not have."""
-    monkeypatch.chdir(folder)
-    fields = {**OWN, "padding_free": True, "max_length": None}
-    by_hand = predict_script(
-        "train.py", [json.dumps(fields), json.dumps({"attn_implementation": "flash_attention_2"})], gpu="L4"
-    )
-    free = found.free.prediction
-    assert free is not None and by_hand.total_bytes == free.total_bytes
-    assert by_hand.peak_allocated_bytes == free.peak_allocated_bytes and by_hand.categories == free.categories
-
-
-@pytest.mark.tracing
-@pytest.mark.exhaustive
-def test_a_model_that_takes_no_option_is_no_setup(folder: Path) -> None:
-    """Would notice: rows behind one another judged with an attention that the user's model would not have."""
-    plan = planned(folder, "by hand", max_steps=3)
-    assert "which stays sdpa" in plan.left_out["padding-free"]
-    assert not any("padding-free" in each.candidate.name for each in plan.traced)
+def test_it_is_what_the_script_gives_with_these_settings(traces: ScriptTraces, own: TracedTraining) -> None:
+    """Would notice: settings that a trace has and a user's script would not have, or that cannot be pasted."""
+    (choice,), _ = left_out(own)
+    candidate = SetupCandidate(8, 1, (choice,))
+    free = traces.of(candidate.overrides).outcome().training
+    said = pasted(candidate)
+    assert "--padding_free True" in said.flags and said.no_flag == ("max_length=None",)
+    assert said.before == ("pip install flash-attn  # or kernels",) and "max_length: null" in said.yaml
+    fields = json.dumps({**OWN, "padding_free": True, "max_length": None})
+    options = json.dumps({"attn_implementation": "flash_attention_2"})
+    with ScriptTraces(UserScript.found("train.py", (fields, options)), L4, os.environ) as made:
+        made.start()
+        by_hand = made.of(Overrides()).outcome().training
+    assert free is not None and by_hand is not None and free.facts.padding.is_left_out
+    assert free.trace.peaks_by_phase() == by_hand.trace.peaks_by_phase()
+    held = [each.trace.peak().categories["activations"] for each in (own, free)]
+    assert held[1] < held[0] and free.facts.model.attention == "flash_attention_2"
 
 
 def left_out(own: TracedTraining, **others: Any) -> tuple[list[Any], LeftOut]:
@@ -201,13 +161,10 @@ def left_out(own: TracedTraining, **others: Any) -> tuple[list[Any], LeftOut]:
 
 
 @pytest.mark.slow
-@pytest.mark.tracing
-def test_where_it_is_not_proposed_a_line_says_why(found: Found) -> None:
+def test_where_it_is_not_proposed_a_line_says_why(own: TracedTraining) -> None:
     """Would notice: rows that max_length cuts and padding_free does not; a reason that is lost; a line where there is
     no padding to leave out."""
-    own = found.own.training
-    assert own is not None
-    assert len(left_out(own)[0]) == 1
+    assert 0.3 < own.facts.padding.share < 0.6 and len(left_out(own)[0]) == 1
     cut = changed(own, arguments__max_length=512)
     assert "max_length=512" in left_out(cut)[1]["padding-free"]
     assert len(left_out(cut, plan__padding__cuts_rows=False)[0]) == 1, "what is prepared already is not cut"

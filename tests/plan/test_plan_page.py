@@ -44,31 +44,25 @@ def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str)
 
 
 def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
-    """Would notice: a GPU without a setup that has no row, a cost without a price, charts that share a place."""
+    """Would notice: a GPU without a setup that has no row, a cost without a price, charts that share a place; a setup
+    that failed here, of which the page knows nothing; another table than the terminal's."""
     gpus = [plan(setup(8, 1, 42.8, 1.0, gpu="T4"), gpu="T4"), usual(), usual("RTX 4090")]
-    tab, watched = show(write_page(gpus, {"RTX 3090": 0.2}, tmp_path / "plan.html"))
-    rows = tab.locator("table").first.locator("tbody tr").all_inner_texts()
-    assert [row.split("\t")[0] for row in rows] == ["RTX 3090", "RTX 4090", "T4"]
-    assert "nothing fits: 29.40 GiB over the limit" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
-    assert tab.locator("h1").inner_text().startswith("CHEAPEST: RTX 3090") and tab.locator("h1").count() == 1
-    assert tab.locator(".chart .main-svg").count() >= 3
-    assert watched.found == []
-
-
-def test_what_ran_here_stands_on_the_page(tmp_path: Path, show: Show) -> None:
-    """Would notice: a setup that failed here, of which the page knows nothing; another table than the terminal's."""
     judged = usual().traced[1]
     ran = (
         Verified(judged, failed="failed in the save", last_lines=("OSError: <b>full</b>",)),
         Verified(judged, peak_allocated_gib=18.25, step_time_s=1.375, evaluated=True, notes=("run by torchrun",)),
     )
-    tab, watched = show(write_page([usual()], {}, tmp_path / "plan.html", ran))
-    tables = [tab.locator("table", has_text=f"8 × 1, checkpointing: {how} here") for how in ("failed", "ran")]
-    for table, each in zip(tables, ran, strict=True):
-        rows = table.locator("tbody tr").all_inner_texts()
-        assert [tuple(row.split("\t")) for row in rows] == list(each.rows())
+    tab, watched = show(write_page(gpus, {"RTX 3090": 0.2}, tmp_path / "plan.html", ran))
+    for how, each in zip(("failed", "ran"), ran, strict=True):
+        table = tab.locator("table", has_text=f"8 × 1, checkpointing: {how} here").first.locator("tbody tr")
+        assert [tuple(row.split("\t")) for row in table.all_inner_texts()] == list(each.rows())
     text = tab.locator("main").inner_text()
     assert all(part in text for part in ("failed in the save.", "OSError: <b>full</b>", "Note: run by torchrun."))
+    rows = tab.locator("table").first.locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[0] for row in rows] == ["RTX 3090", "RTX 4090", "T4"]
+    assert "nothing fits: 29.40 GiB over the limit" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
+    assert tab.locator("h1").inner_text().startswith("CHEAPEST: RTX 3090") and tab.locator("h1").count() == 1
+    assert tab.locator(".chart .main-svg").count() >= 3
     assert watched.found == []
 
 

@@ -8,7 +8,7 @@ from hf_memkit.cli.plan_options import read_prices
 from hf_memkit.common.errors import InputError
 from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.prices import million_tokens_cost, ranked_gpus, run_cost
-from tests.plan.made_plans import plan, setup, usual
+from tests.plan.made_plans import plan, setup
 
 
 def test_cost_of_a_run_and_of_a_million_tokens() -> None:
@@ -73,8 +73,3 @@ def test_prices_of_named_and_sized_gpus() -> None:
     assert read_prices(["nvidia t4=0.35, 16GB=1", "L4=.7"], ["T4", "L4", "16GB GPU"]) == {
         "T4": 0.35, "16GB GPU": 1.0, "L4": 0.7,
     }  # fmt: skip
-
-
-def test_usual_plan_is_as_the_other_tests_take_it() -> None:
-    made = usual()
-    assert made.proposed is made.traced[1] and made.faster() is made.traced[3]

@@ -171,21 +171,6 @@ def test_what_is_excluded_would_not_fit_and_names_what_was_traced() -> None:
     assert len(judge.asked) == len(set(judge.asked)), "traced twice"
 
 
-def test_few_traces_for_many_setups() -> None:
-    """Would notice: a search that traces every micro-batch of every way, and takes minutes."""
-    for usable in (8.0, 12.0, 19.0, 27.0, 60.0):
-        judge = Formula(usable)
-        searched(judge, SetupCandidate(4, 16))
-        assert len(judge.asked) <= 26, usable
-
-
-def test_the_same_sequences_every_step() -> None:
-    """Would notice: another batch than the script's, or a micro-batch that does not divide it."""
-    found = searched(Formula(14.0), SetupCandidate(3, 4))
-    sizes = {each.micro_batch_size: each.accumulation for each in found.judged}
-    assert all(size * accumulation == 12 for size, accumulation in sizes.items()) and len(sizes) > 2
-
-
 def test_other_sequences_than_the_script_s() -> None:
     """Would notice: a setup of the script's own batch among them, one that does not divide what was asked for, the
     script as it stands not judged."""
@@ -233,13 +218,6 @@ def test_the_allocator_s_setting_helps_only_where_the_need_itself_fits() -> None
     tight = Formula(25.0, beyond=4.0)
     searched(tight)
     assert "8 × 2, segments" not in tight.asked
-
-
-def test_no_time_left() -> None:
-    """Would notice: a search that goes on after its limit, or does not say so."""
-    judge = Formula(12.0)
-    found = searched(judge, time_limit=TimeLimit(0.0))
-    assert judge.asked == ["8 × 2"] and found.stopped and not found.stopped_by_hand
 
 
 FUSED = Alternative("loss", "fused")
@@ -403,7 +381,4 @@ def test_the_nearest_that_fits_changes_least(usable: float, nearest: str) -> Non
     found = Search(Formula(usable), SetupCandidate(16, 1), WAYS, ("same result", ""))
     best = found.nearest()
     assert best is not None and best.fits and best.candidate.name == nearest
-
-
-def test_nothing_is_near() -> None:
     assert Search(Formula(1.0), SetupCandidate(16, 1), WAYS, ("same result", "")).nearest() is None

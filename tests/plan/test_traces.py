@@ -17,14 +17,12 @@ from hf_memkit.common.errors import ScriptFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.judge_trace import lengths_of
-from hf_memkit.plan.make_plan import Asked, plan_gpus
+from hf_memkit.plan.make_plan import plan_gpus
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.traced_training import Outcome, TracedTraining
+from hf_memkit.prediction.traced_training import Outcome, RunLength, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 from tests.fewer import first
-
-pytestmark = pytest.mark.tracing
 
 SCRIPT = """
 import pathlib, sys
@@ -174,19 +172,6 @@ def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
             assert other.engine and not other.facts.model.device_map, engine.name
 
 
-@pytest.mark.exhaustive
-def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) -> None:
-    """30 rows, 8 a step, the rest dropped: 3 steps; in micro-batches of 2 or 1 rows there would be 4. Would notice: a
-    plan that trains on other rows than the script."""
-    arguments = (*OWN, "--dataloader_drop_last", "True", "--num_train_epochs", "1")
-    machine = described_machine("T4", "567MiB", None, None)
-    (plan,) = plan_gpus(UserScript.found("train.py", arguments), [machine], Asked(limit_s=8))
-    assert plan.own.facts.length.steps == 3
-    assert {each.candidate.micro_batch_size for each in plan.traced} <= {4, 8}
-    others = {name: why for name, why in plan.left_out.items() if " × " in name}
-    assert others and all("4 optimizer steps instead of 3" in why for why in others.values())
-
-
 PAIRS = """
 import torch
 from torch import nn
@@ -216,6 +201,14 @@ Trainer(Model(COMPARES), args, train_dataset=rows).train()
 """With sixteen classes and micro-batches of eight, both have a product of eight rows and sixteen columns."""
 
 
+def test_the_last_batch_of_an_epoch_counts_where_an_epoch_ends() -> None:
+    """Would notice: "same result" for an epoch of other rows; another training where no epoch ends."""
+    run = RunLength(steps=10, steps_an_epoch=5, rows_an_epoch=112)
+    assert lengths_of(run) != lengths_of(replace(run, rows_an_epoch=128))
+    short = replace(run, steps=4)
+    assert lengths_of(short) == lengths_of(replace(short, rows_an_epoch=128))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compares", first([True, False]))
 def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares: bool) -> None:
@@ -230,22 +223,6 @@ def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares:
         assert "rows" in found.left_out["another micro-batch"]
     else:
         assert sizes > {8} and "another micro-batch" not in found.left_out
-
-
-@pytest.mark.exhaustive
-def test_the_last_batch_of_an_epoch_stays(folder: Path) -> None:
-    """100 rows on two GPUs, 8 each: 112 with those that are taken again to fill the last batch; with 16 each 128, in
-    as many steps. Would notice: "same result" for an epoch of other rows; nothing left to try on several GPUs."""
-    (folder / "train.py").write_text(SCRIPT.replace("* 30", "* 100"))
-    script = UserScript.found("train.py", (*OWN, "--gradient_accumulation_steps", "2"))
-    (found,) = plan_gpus(script, [described_machine("T4", None, None, None)], Asked(gpus=2, limit_s=1))
-    own = found.own.facts.length
-    assert own.rows_an_epoch == 112
-    large = [each.candidate for each in found.traced if each.candidate.micro_batch_size == 16]
-    assert large and all("128 rows an epoch instead of 112" in each.result for each in large)
-    assert {each.group for each in large} == {"nearly the same"}
-    short = replace(own, steps=own.steps_an_epoch - 1)
-    assert lengths_of(short) == lengths_of(replace(short, rows_an_epoch=128)), "no epoch ends"
 
 
 def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:

@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 import wave
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
 from hf_memkit.prediction.child.training.batches import chosen_batches, longest_row
 from hf_memkit.prediction.child.training.row_sizes import row_sizes
-from tests.fewer import first
 from tests.predict_script.conftest import Predict
 from tests.prediction.fake_and_real import _changes, peaks
 
@@ -297,70 +296,6 @@ def test_the_largest_image_decides(tmp_path: Path) -> None:
     assert chosen.unreadable is not None and chosen.unreadable[0] == 0 and "truncated" in chosen.unreadable[1]
 
 
-def tokens_of(processor: str) -> Callable[[list[Any]], tuple[list[int], torch.Tensor]]:
-    """What a real image processor makes of images: tokens of each, and pixels."""
-    if processor == "max_pixels":
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        resize = Qwen2VLImageProcessorPil(min_pixels=784, max_pixels=64 * 784)
-
-        def resized(images: list[Any]) -> tuple[list[int], torch.Tensor]:
-            found = resize(images=images, return_tensors="pt")
-            return (found["image_grid_thw"].prod(-1) // 4).tolist(), found["pixel_values"]
-
-        return resized
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-    cut = Idefics3ImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
-
-    def tiles(images: list[Any]) -> tuple[list[int], torch.Tensor]:
-        found = cut(images=[[image] for image in images], return_tensors="pt", return_row_col_info=True)
-        numbers = [4 * (rows[0] * columns[0] + 1) for rows, columns in zip(found["rows"], found["cols"], strict=True)]
-        return numbers, found["pixel_values"]
-
-    return tiles
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processor", "kind"),
-    first(
-        [("max_pixels", "shuffled"), ("max_pixels", "one by one"), ("max_pixels", "sequential"), ("tiles", "shuffled")]
-    ),
-)
-def test_images_and_texts_through_a_processor(processor: str, kind: str) -> None:
-    """Would notice: pixels taken for tokens: an image of 48 million has no more of them than one of 50,000, beside
-    which a long text decides; images that are decoded though they cannot be the largest."""
-    random = np.random.default_rng(0)
-    sizes = [(int(width), int(height)) for width, height in random.integers(30, 400, (300, 2))]
-    sizes[7] = (8_000, 6_000)
-    texts = [" ".join("x" * int(length)) for length in np.exp(random.uniform(0, 6.5, 300))]
-    rows = of_images([{"bytes": encoded(size), "path": None} for size in sizes], text=texts)
-    process, seen = tokens_of(processor), set[str]()
-
-    def collate(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        seen.update(row["image"].filename or str(row["image"].size) for row in picked)
-        numbers, pixels = process([row["image"].convert("RGB") for row in picked])
-        lengths = [number + len(row["text"].split()) for number, row in zip(numbers, picked, strict=True)]
-        return {**padded([{"input_ids": [1] * length} for length in lengths]), "pixel_values": pixels}
-
-    size = 1 if kind == "one by one" else 4
-    loader = DataLoader(rows, size, shuffle=kind != "sequential", collate_fn=collate)
-    chosen = chosen_batches(loader)
-    assert len(seen) < 250
-    alone = [collate([rows[number]]) for number in range(300)]
-    lengths = [each["input_ids"].numel() for each in alone]
-    pixels = [each["pixel_values"].numel() for each in alone]
-    traced = [chosen.worst, *chosen.others]
-    tokens = max(batch["input_ids"].numel() for batch in traced)
-    numbers = DataLoader(range(300), size, shuffle=kind != "sequential")  # type: ignore[arg-type]
-    worst = drawn(numbers, lengths)
-    assert worst <= tokens <= worst + max(lengths), "one row more at most"
-    worst = drawn(numbers, pixels, is_padded=False)
-    assert worst <= max(batch["pixel_values"].numel() for batch in traced) <= worst + max(pixels)
-    assert chosen.usual["input_ids"].numel() < tokens
-
-
 def of_sound(sounds: Sequence[Any]) -> datasets.Dataset:
     rows = datasets.Dataset.from_dict({"audio": sounds})
     return rows.cast_column("audio", datasets.Audio(decode=False))  # decoding needs torchcodec
@@ -409,14 +344,6 @@ def test_sound_that_wave_cannot_read(tmp_path: Path) -> None:
     path = {"bytes": None, "path": str(tmp_path / "one.flac")}
     inside = {"bytes": (tmp_path / "one.flac").read_bytes(), "path": None}
     assert row_sizes(of_sound([path, inside])).sizes.tolist() == [5_000, 5_000]
-
-
-def test_videos_by_their_files(tmp_path: Path) -> None:
-    """Would notice: rows with videos that all seem alike."""
-    (tmp_path / "long.mp4").write_bytes(bytes(9_000))
-    held = [{"bytes": bytes(500), "path": None}, {"bytes": None, "path": str(tmp_path / "long.mp4")}]
-    rows = datasets.Dataset.from_dict({"video": held}).cast_column("video", datasets.Video(decode=False))
-    assert row_sizes(rows).sizes.tolist() == [500, 9_000]
 
 
 def test_a_collator_that_takes_things_out_of_rows() -> None:

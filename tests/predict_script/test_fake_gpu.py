@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from hf_memkit.common.user_script import UserScript
-from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, Untrained
-from hf_memkit.prediction.worker import Worker
+from tests.predict_script.conftest import Predict
 
 pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
 
@@ -38,28 +32,13 @@ def train(model, collator=rows, **options):
     Trainer(model, arguments, train_dataset=[{"x": 1}] * 8, data_collator=collator).train()
 """
 
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker()
-    yield made
-    made.close()
-
 
 @pytest.fixture
-def run(worker: Worker, tmp_path: Path) -> Run:
+def run(predict: Predict) -> Predict:
     """What came of a script, on an A100 unless another capability is given."""
 
     def ran(text: str, capability: tuple[int, int] = (8, 0)) -> Outcome:
-        file = tmp_path / "script.py"
-        file.write_text(MODEL + textwrap.dedent(text))
-        request = ScriptRequest(
-            UserScript(str(file)), str(tmp_path), {**os.environ, "HF_HUB_OFFLINE": "1"}, capability=capability,
-            worst_batch=False,
-        )  # fmt: skip
-        return worker.run(request)
+        return predict(MODEL + textwrap.dedent(text), capability=capability, worst_batch=False)
 
     return ran
 
@@ -74,7 +53,7 @@ def ended_well(content: Outcome) -> None:
 
 
 @pytest.mark.slow
-def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
+def test_flash_attention_keeps_what_torchs_own_keeps(run: Predict) -> None:
     """Without the rule the package would be missing, or every score be kept."""
     text = "made = model(attn_implementation='{0}')\nassert made.config._attn_implementation == '{0}'\ntrain(made)"
     found = [run(text.format(name)) for name in ("sdpa", "flash_attention_2")]
@@ -85,7 +64,7 @@ def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_padding_is_taken_out_for_flash_attention(run: Run) -> None:
+def test_padding_is_taken_out_for_flash_attention(run: Predict) -> None:
     """Were padded rows attended whole, what is kept would not depend on how much of them is padding."""
     text = """
     def padded(picked):
@@ -108,7 +87,7 @@ def test_padding_is_taken_out_for_flash_attention(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_sequences_in_one_row_train_with_flash_attention(run: Run) -> None:
+def test_sequences_in_one_row_train_with_flash_attention(run: Predict) -> None:
     """TRL's packing gives their lengths; a kernel without a rule for them would stop the trace."""
     content = run("""
     from datasets import Dataset
@@ -129,14 +108,14 @@ def test_sequences_in_one_row_train_with_flash_attention(run: Run) -> None:
     assert any("_flash_attention_backward" in name for name in content.training.trace.operations)
 
 
-def test_flash_attention_is_refused_on_a_gpu_that_it_has_no_kernels_for(run: Run) -> None:
+def test_flash_attention_is_refused_on_a_gpu_that_it_has_no_kernels_for(run: Predict) -> None:
     """A T4 would be predicted to train with what its owner cannot run."""
     content = run("train(model(attn_implementation='flash_attention_2'))", (7, 5))
     assert "FlashAttention only supports Ampere GPUs or newer" in content.failed.text
 
 
 @pytest.mark.slow
-def test_liger_is_the_same_from_the_arguments_and_from_the_script(run: Run) -> None:
+def test_liger_is_the_same_from_the_arguments_and_from_the_script(run: Predict) -> None:
     """The script's own call patches before the model is made: its kernels must not be launched either."""
     by_argument = peak(run("train(model(), use_liger_kernel=True)"))
     by_script = peak(
@@ -149,7 +128,7 @@ def test_liger_is_the_same_from_the_arguments_and_from_the_script(run: Run) -> N
     assert by_script == pytest.approx(by_argument, rel=0.02)
 
 
-def test_questions_after_the_gpu_are_answered(run: Run) -> None:
+def test_questions_after_the_gpu_are_answered(run: Predict) -> None:
     """Torch would start CUDA, raise, or abort the process: `torch.Generator("cuda")`, pinned memory, summaries."""
     ended_well(
         run("""
@@ -183,7 +162,7 @@ def test_questions_after_the_gpu_are_answered(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
+def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Predict) -> None:
     """Would notice: a limit of torch that the verdict leaves out."""
     found = run("""
     torch.cuda.set_per_process_memory_fraction(0.25)
@@ -194,7 +173,7 @@ def test_a_script_may_limit_itself_to_a_part_of_the_gpu(run: Run) -> None:
     assert run("train(model())").training.memory_fraction is None
 
 
-def test_what_is_loaded_to_the_gpu_is_there(run: Run) -> None:
+def test_what_is_loaded_to_the_gpu_is_there(run: Predict) -> None:
     """Storages and safetensors would ask the driver for memory; PEFT loads its adapters by the latter."""
     ended_well(
         run("""
@@ -221,14 +200,14 @@ def test_what_is_loaded_to_the_gpu_is_there(run: Run) -> None:
     )
 
 
-def test_a_compiled_model_is_refused(run: Run) -> None:
+def test_a_compiled_model_is_refused(run: Predict) -> None:
     """Would notice: what it keeps when it runs eager, told as what it keeps when it is compiled."""
     error = run("train(torch.compile(model()))").failed
-    assert "torch.compile(LlamaForCausalLM)" in error.message and error.place.startswith("script.py, line")
+    assert "torch.compile(LlamaForCausalLM)" in error.message and error.place.startswith("train.py, line")
 
 
 @pytest.mark.slow
-def test_a_model_is_used_in_inference_mode(run: Run) -> None:
+def test_a_model_is_used_in_inference_mode(run: Predict) -> None:
     """As evaluators do before a training, and in its evaluations: `.to` and `bool` come in one piece there."""
     content = run("""
     @torch.inference_mode()
@@ -247,7 +226,7 @@ def test_a_model_is_used_in_inference_mode(run: Run) -> None:
     assert peak(content) > 0 and "evaluate" in {phase for _, phase in content.training.trace.marks}
 
 
-def test_models_are_changed_before_they_train(run: Run) -> None:
+def test_models_are_changed_before_they_train(run: Predict) -> None:
     """Copies, other dtypes, new rows of an embedding and initialisations; one that draws again what is out of bounds
     would never come to an end."""
     content = run("""
@@ -273,34 +252,3 @@ def test_models_are_changed_before_they_train(run: Run) -> None:
     train(made)
     """)
     assert peak(content) > 0
-
-
-def test_a_model_in_four_bits_is_stored_in_four_bits(run: Run, tmp_path: Path) -> None:
-    """QLoRA as scripts write it: codes and scales, and in fp32 what PEFT upcasts; else 16 bits are predicted."""
-    config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128,
-              "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "dtype": "bfloat16",
-              "tie_word_embeddings": False}  # fmt: skip
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "config.json").write_text(json.dumps(config))
-    found = run(
-        """
-        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-        made = AutoModelForCausalLM.from_pretrained(
-            "llama", quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=False))
-        assert made.is_loaded_in_4bit and made.device.type == "cuda"
-        made = get_peft_model(prepare_model_for_kbit_training(made), LoraConfig(r=4, target_modules=["q_proj"]))
-        train(made, optim="paged_adamw_8bit", gradient_checkpointing=True)
-        """
-    )
-    linear = 2 * (4 * 64 * 64 + 3 * 64 * 128)
-    packed = linear // 2 + 4 * linear // 64 + 14 * 4 * 16  # codes, scales of blocks of 64, one table a layer
-    upcast = 4 * (2 * 64 * 64 + 5 * 64)  # embedding, head and norms
-    adapters = 4 * 2 * (2 * 4 * 64)
-    trace = found.training.trace
-    (loaded, _), *_ = trace.marks
-    held = sum(trace.sizes_bytes[abs(event) - 1] * (1 if event > 0 else -1) for event in trace.events[:loaded])
-    rotary = 8 * 4
-    assert held == pytest.approx(packed + upcast + adapters + rotary, abs=16)  # and a number or two
-    assert found.training.model.parameters == linear + 2 * 64 * 64 + 5 * 64 + 2 * (2 * 4 * 64)

@@ -61,7 +61,7 @@ Answers(model, arguments, train_dataset=rows).train()
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("llama", '{"do_sample": true}'),
+        pytest.param("llama", '{"do_sample": true}', marks=pytest.mark.exhaustive),
         ("llama", '{"num_beams": 3, "num_return_sequences": 2}'),
         pytest.param("llama", '{"use_cache": false}', marks=pytest.mark.exhaustive),
         pytest.param(

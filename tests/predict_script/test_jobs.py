@@ -9,36 +9,28 @@ same peak; then for a GPU that is not there.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.prediction import from_script
-from hf_memkit.prediction.split_states import bucket_bytes, one_rank
 from hf_memkit.prediction.trace.request import Device, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
-from hf_memkit.setup.process_group import single_process_environment
-from tests.fewer import first, some
+from tests.fewer import some
+from tests.predict_script.job_list import read_job, typed_jobs
 from tests.prediction.fake_and_real import _changes, peaks
 from tests.prediction.test_child_libraries import alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-JOBS: Final = Path(__file__).parent / "jobs"
-WRITTEN: Final = JOBS / "written"
-ALL: Final[dict[str, dict[str, Any]]] = json.loads((JOBS / "jobs.json").read_text())
+ALL: Final = typed_jobs()
 ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
 KEPT: Final = {
-    "lora_chat", "lora_merge", "own_module", "qlora", "qwen_vl_sft", "resume_bart", "sentiment", "summarization",
-    "trl_dpo_lora", "trl_grpo_lora", "trl_sft_packing_eval",
+    "lora_merge", "own_module", "qlora", "qwen_vl_sft", "summarization", "trl_dpo_lora", "trl_grpo_lora",
+    "trl_sft_packing_eval",
 }  # fmt: skip
 """One of each kind of model, data, adapter and trainer; the others run with `--exhaustive`."""
 PLAIN: Final = some([name for name in ALL if name not in ENGINES], *sorted(KEPT))
@@ -68,26 +60,16 @@ EXACT: Final = 0.005
 
 
 def started(folder: Path, out: Path, name: str, *, on_cpu: bool) -> tuple[UserScript, dict[str, str]]:
-    """The command of a job, and its environment."""
-    job = ALL[name]
-
-    def filled(text: str) -> str:
-        return text.format(folder=folder, out=out, written=WRITTEN) if "{" in text and "}" in text else text
-
-    arguments = [filled(each) for each in job["arguments"] if on_cpu or each not in ("--use_cpu", "--cpu")]
-    script = UserScript(job.get("module") or str(WRITTEN / job["script"]), "module" in job, tuple(arguments))
-    environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(LIBRARIES), "HF_DATASETS_CACHE": str(out / "cache"),
-        **{key: filled(value) for key, value in job.get("environment", {}).items()},
-    }  # fmt: skip
-    return script, environment
+    """The script of a job, and its environment."""
+    script, environment = read_job(ALL[name], folder, out, on_cpu=on_cpu)
+    caches = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(LIBRARIES), "HF_DATASETS_CACHE": str(out / "cache")}
+    return script, {**os.environ, **caches, **environment}
 
 
-def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> Outcome:
-    """What came of a job, with more variables in its environment; for a GPU without the arguments that keep it on the
-    CPU."""
+def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device) -> Outcome:
+    """What came of a job; for a GPU without the arguments that keep it on the CPU."""
     script, environment = started(folder, out, name, on_cpu=device != "cuda")
-    request = ScriptRequest(script, str(out), {**environment, **more}, device=device, worst_batch=device == "cuda")
+    request = ScriptRequest(script, str(out), environment, device=device, worst_batch=device == "cuda")
     found = worker.run(request)
     assert found.training, f"{name} on {device}: {found}"
     return found
@@ -133,48 +115,6 @@ def check_job(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
         return
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert by_phase(content)["backward"] > 0 and content.training.model.parameters > 0
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", first(["summarization", "trl_grpo_lora", "qwen_vl_sft_all"]))
-def test_a_live_trainer_is_predicted_as_its_script_is(
-    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Trainers of other libraries, adapters, processors, in the process that the script itself runs in. Would notice:
-    what such a Trainer holds that does not come into the other process, or comes as something else."""
-    script, environment = started(folder, tmp_path, name, on_cpu=True)
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), str(LIBRARIES)])
-    command = ["-m", "tests.predict_script.live_child", "live.json", *str(script).split(), *script.arguments]
-    ended = subprocess.run([sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    live = json.loads((tmp_path / "live.json").read_text())
-    monkeypatch.chdir(tmp_path)
-    script, environment = started(folder, tmp_path, name, on_cpu=False)
-    machine = described_machine(None, "24GB", None, None)
-    found, _ = from_script.predict_script_training(script, machine, environment=environment, worker=worker)
-    assert live == {phase: most for phase, (most, _) in found.phases.items()}
-
-
-LIVE: Final = ["deepspeed_zero2_hf_optimizer", "deepspeed_zero3_hf_optimizer"]
-"""Without an optimizer in the JSON, whose operator would have to be built."""
-
-
-@pytest.mark.operators
-@pytest.mark.parametrize("name", LIVE)
-def test_what_an_engine_holds_is_what_the_live_engine_holds(
-    worker: Worker, folder: Path, tmp_path: Path, name: str
-) -> None:
-    """Would notice: "auto" in the JSON that is not resolved as Trainer resolves it, weights in another dtype."""
-    alone = single_process_environment()
-    real = by_phase(ran(worker, folder, tmp_path, name, "real cpu", **alone, DS_ACCELERATOR="cpu"))
-    content = ran(worker, folder, tmp_path, name, "cpu")
-    training = from_script._setup(content.training, described_machine("T4", None, None, None), 1, 1, {})
-    ledger = from_script._engine_ledger(content.training.engine, training.sized_job)
-    joined = one_rank(content.training.trace, ledger, bucket_bytes(training))
-    predicted = peaks(_changes(joined))[1]
-    # The engine steps inside `backward`, so that Trainer's events know no phase of its own for it.
-    for phase in ("forward", "backward"):
-        assert predicted[phase] == pytest.approx(real[phase], rel=0.01), phase
 
 
 @pytest.mark.parametrize("name", ENGINES)

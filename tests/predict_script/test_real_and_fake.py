@@ -22,7 +22,7 @@ def starts(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(STARTS)
 
 
-pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DATA = """
 import json, sys
@@ -72,14 +72,7 @@ def test_data_that_a_prediction_prepares_are_those_of_the_real_run(predict: Pred
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.arrow")} == files
 
 
-def test_nothing_is_left_of_the_training(predict: Predict, tmp_path: Path) -> None:
-    """Trainer's folder, checkpoints, logs and repositories are not made; what the script wrote itself stays."""
-    training = TRAINING.replace('save_strategy="no"', 'push_to_hub=True, hub_model_id="nobody/nothing", save_steps=1')
-    found = predict(DATA + training, "rows.json", environment={"HF_DATASETS_CACHE": str(tmp_path / "cache")})
-    assert found.training, found
-    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "starts.jsonl", "rows.json", "cache"}
-
-
+@pytest.mark.tracing
 def test_a_model_that_is_saved_before_it_trains(predict: Predict, tmp_path: Path) -> None:
     """Would notice: weights of shapes in a file, a save that ends the script, a folder that cannot be loaded then."""
     head, _, data = DATA.partition("def featurised")
@@ -98,6 +91,7 @@ torch.save(model.state_dict(), "weights.pt")
     assert torch.load(tmp_path / "rows.pt")["rows"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.tracing
 def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
     """Would notice: a checkpoint that is looked for, one that is read without a phase of its own, weights on the GPU
     twice: transformers reads both to the host."""
@@ -117,6 +111,7 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
         assert peaks[phase] <= 1.01 * (most["weights"] + most["optimizer"] + most["buffers"] + most["other"])
 
 
+@pytest.mark.tracing
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
@@ -160,6 +155,7 @@ else:
 """
 
 
+@pytest.mark.tracing
 @pytest.mark.parametrize("more", ["raise SystemExit", "print(model.cuda()(found[:, :16]).logits.tolist())"])
 def test_batches_of_data_keep_their_values_on_the_gpu(predict: Predict, more: str) -> None:
     """Scripts print their first batch, and decode it. Would notice: a made-up one, a refusal, values that follow from
@@ -193,8 +189,7 @@ assert (out / "one" / "two.txt").read_text() == "2" and torch.load(out / "rows.p
 """
 
 
-@pytest.mark.parametrize("argument", ["ends", "trains"])
-@pytest.mark.parametrize("was_there", [False, True])
+@pytest.mark.parametrize(("argument", "was_there"), [("ends", False), ("trains", False), ("trains", True)])
 def test_a_script_writes_into_the_folder_that_trainer_makes(
     predict: Predict, tmp_path: Path, argument: str, was_there: bool
 ) -> None:
@@ -209,6 +204,7 @@ def test_a_script_writes_into_the_folder_that_trainer_makes(
     assert (tmp_path / "deep").exists() == was_there == (tmp_path / "deep" / "out" / "mine").exists()
 
 
+@pytest.mark.tracing
 def test_small_parameters_of_the_script_keep_their_values(predict: Predict) -> None:
     """Scripts print what they initialised; the optimizer that was made before the model moved still trains it."""
     found = predict(
@@ -237,6 +233,7 @@ Trainer(model, TrainingArguments("out", report_to="none"), train_dataset=rows, o
     assert found.training.model.parameters == 2 + 6 + 3, found
 
 
+@pytest.mark.tracing
 def test_one_rank_of_several_gets_consistent_answers(predict: Predict) -> None:
     """A script that reads LOCAL_RANK, or asks torch.distributed, shares data and batches by the answers."""
     code = DATA.replace(
@@ -262,19 +259,7 @@ torch.manual_seed(0)
     assert "evaluate" in {phase for _, phase in found.training.trace.marks}
 
 
-def test_predictions_that_an_evaluation_keeps_are_counted_of_all_its_batches(predict: Predict) -> None:
-    """The commonest surprise of compute_metrics: the logits of 12 batches, and once more where they are joined."""
-    training = TRAINING.replace('"none"', '"none", eval_strategy="steps", per_device_eval_batch_size=2').replace(
-        "train_dataset=rows", "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
-    )
-    evaluated = []
-    for steps in ("None", "1"):
-        found = predict(DATA + training.replace('"none",', f'"none", eval_accumulation_steps={steps},'), "rows.json")
-        evaluated.append(replay(found.training.trace).allocated_by_phase["evaluate"])
-    logits = 2 * 8 * 50 * 4
-    assert 10 * logits < evaluated[0] - evaluated[1] < 3 * 12 * logits, evaluated
-
-
+@pytest.mark.tracing
 def test_a_value_that_decides_in_the_traced_steps_is_named(predict: Predict) -> None:
     """Else the script would take a way that nobody chose, and nobody would know."""
     own = """
@@ -310,12 +295,12 @@ def reward(completions, **options):
     raise SystemExit("the user's judge, and its bill")
 
 arguments = GRPOConfig(
-    "out", per_device_train_batch_size=4, steps_per_generation=8, gradient_accumulation_steps=int(sys.argv[1]),
-    max_completion_length=int(sys.argv[2]), num_generations=4, report_to="none", save_strategy="no")
+    "out", per_device_train_batch_size=4, steps_per_generation=8, gradient_accumulation_steps=1,
+    max_completion_length=int(sys.argv[1]), num_generations=4, report_to="none", save_strategy="no")
 GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": ["a a a"] * 64}),
             processing_class=tokenizer).train()
 """
-    found = [predict(code, *arguments) for arguments in (("8", "100"), ("8", "300"), ("1", "100"))]
+    found = [predict(code, length) for length in ("20", "220")]
     for content in found:
         assert any("reward functions are not called" in note for note in content.training.notes)
         trace = content.training.trace
@@ -327,38 +312,6 @@ GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"pro
     assert cache <= generated[1] - generated[0] < 2 * cache
 
 
-def test_a_training_on_the_cpu_is_no_prediction_for_a_gpu(predict: Predict) -> None:
-    found = predict(DATA + TRAINING.replace('"none"', '"none", use_cpu=True'), "rows.json")
-    assert "use_cpu" in found.failed.message
-
-
-def test_a_layer_that_is_left_out_by_chance_is_counted(predict: Predict) -> None:
-    """LayerDrop draws on the CPU (Wav2Vec2, HuBERT, BART). Would notice: layers that a prediction for a GPU leaves
-    out, because what it cannot know is taken for true."""
-    code = """
-import sys, torch
-from torch import nn
-from transformers import Trainer, TrainingArguments
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            if sys.argv[1] == "all" or not torch.rand([]) < 0.9:
-                x = layer(x).tanh()
-        return {"loss": x.sum() + sum(each.sum() for each in self.parameters())}
-
-arguments = TrainingArguments("out", max_steps=2, report_to="none", save_strategy="no")
-Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(64, 64)}] * 16).train()
-"""
-    dropped, kept = (predict(code, each).training.trace.peaks_by_phase() for each in ("some", "all"))
-    assert dropped == kept
-
-
-LONGER_WAYS = ("plain", "scaled", "by hand", "reads", "ends")
 OWN_LOOP = """
 import sys
 import torch
@@ -386,8 +339,6 @@ for step in range(10_000):
                 loss.backward()
             if "reads" in sys.argv:
                 print(loss.item())
-            if "ends" in sys.argv:
-                break
             optimizer.step()
             optimizer.zero_grad()
     except RuntimeError:
@@ -398,8 +349,7 @@ for step in range(10_000):
 
 
 @pytest.mark.parametrize(
-    "way",
-    ["accelerate", *(pytest.param(way, marks=pytest.mark.slow) for way in LONGER_WAYS)],
+    "way", ["accelerate", *(pytest.param(way, marks=pytest.mark.slow) for way in ("scaled", "by hand", "reads"))]
 )
 def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path: Path, way: str) -> None:
     """Would notice: a training of a day on tensors that hold nothing; advice to remove a line of it."""
@@ -408,6 +358,7 @@ def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path:
     assert "backward(" in OWN_LOOP.splitlines()[int(found.failed.place.split("line ")[1]) - 1]
 
 
+@pytest.mark.tracing
 def test_gradients_above_train_are_no_training_loop(predict: Predict) -> None:
     """As LoRA-GA and the like begin with; and a part of the script's own that is fitted with real numbers."""
     before = """
@@ -427,8 +378,7 @@ for _ in range(20):
     optimizer.zero_grad()
 assert loss.item() < 0.1
 """
-    at = TRAINING.index("arguments = ") if "arguments = " in TRAINING else TRAINING.index("Trainer(model")
-    found = predict(DATA + TRAINING[:at] + before + TRAINING[at:], "rows.json")
+    found = predict(DATA + before + TRAINING, "rows.json")
     assert found.training, found
 
 
@@ -474,10 +424,8 @@ def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tm
     next(iter(sorted((tmp_path / "parts").glob("*.safetensors")))).unlink()
     stops = {
         "train(model(), resume_from_checkpoint='whole')": "FileNotFoundError",
-        "train(model(), resume_from_checkpoint='full')": "ValueError",
         "train(model(), resume_from_checkpoint='lora/checkpoint-1')": "ValueError",
         "train(model(64), resume_from_checkpoint='full/checkpoint-1')": "RuntimeError",
-        "train(model(rank=8), resume_from_checkpoint='lora/checkpoint-1')": "RuntimeError",
         "train(model(64, rank=4), resume_from_checkpoint='lora/checkpoint-1')": "RuntimeError",
         "train(LlamaForCausalLM.from_pretrained('parts'))": "FileNotFoundError",
         "classifier(num_labels=3)": "RuntimeError",
@@ -489,7 +437,6 @@ def test_a_checkpoint_that_stops_a_run_stops_the_prediction(predict: Predict, tm
         "train(model(), deepspeed=ZERO, resume_from_checkpoint='zero')",
         "train(model(), resume_from_checkpoint='full/checkpoint-1')",
         "train(model(rank=4), resume_from_checkpoint='lora/checkpoint-1')",
-        "train(model(64), resume_from_checkpoint='elsewhere/checkpoint-1')",
         "train(LlamaForCausalLM.from_pretrained('whole'))",
         "classifier(); classifier(num_labels=3, ignore_mismatched_sizes=True); train(model())",
     ]

@@ -20,6 +20,7 @@ from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from tests.fewer import some
+from tests.predict_script.job_list import read_job
 from tests.predict_script.test_jobs import ALL, EXACT, by_phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,8 +31,8 @@ SHARE = Vllm("colocate", share=0.5, sleeps=False, weights_bytes=2**30)
 
 def job(folder: Path, out: Path, name: str, *more: str) -> UserScript:
     """A job of TRL's with more arguments, on the GPU."""
-    given = [each.format(folder=folder, out=out) for each in ALL[name]["arguments"] if each != "--use_cpu"]
-    return UserScript(ALL[name]["module"], True, (*given, *more))
+    script, _ = read_job(ALL[name], folder, out, on_cpu=False)
+    return replace(script, arguments=(*script.arguments, *more))
 
 
 def training(peak: int, phases: dict[Any, int]) -> Prediction:
@@ -75,10 +76,7 @@ def test_a_share_that_is_too_small_for_the_weights_is_named() -> None:
 
 @pytest.mark.exhaustive
 def test_a_script_with_vllm_is_predicted_where_vllm_is_not_installed(
-    worker: Worker,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Would notice: answers of no length, adapters that are not merged to send the weights, the pass without gradients
     that corrects for vLLM's own log-probabilities missing, a share of the wrong GPU."""
@@ -118,15 +116,11 @@ def test_a_vllm_gets_adapters_as_weights(worker: Worker, folder: Path, tmp_path:
     assert "aten.mm.default" in made
 
 
-@pytest.mark.parametrize("name", ["trl_dpo_full", "trl_kto"])
 def test_reference_log_probabilities_are_computed_of_one_batch_and_cached_nowhere(
-    worker: Worker,
-    folder: Path,
-    tmp_path: Path,
-    name: str,
+    worker: Worker, folder: Path, tmp_path: Path
 ) -> None:
     """Would notice: made-up log-probabilities in a cache that a real run reads, a pass over all rows."""
-    script = job(folder, tmp_path, name, "--precompute_ref_log_probs", "--precompute_ref_batch_size", "16")
+    script = job(folder, tmp_path, "trl_kto", "--precompute_ref_log_probs", "--precompute_ref_batch_size", "16")
     environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     content = worker.run(ScriptRequest(script, str(tmp_path), environment))
     assert content.training, content
@@ -230,7 +224,7 @@ def test_all_of_trls_trainers_are_tried() -> None:
     assert found | own - jobs - {"trl:_BaseTrainer"} == ANSWERS.keys() | OTHERS.keys()
 
 
-@pytest.mark.parametrize("name", some(list(ANSWERS), "trl:DistillationTrainer", "trl.experimental.gkd:GKDTrainer"))
+@pytest.mark.parametrize("name", some(list(ANSWERS), "trl:DistillationTrainer"))
 def test_trainers_that_generate_answers_allocate_what_is_predicted(
     worker: Worker, folder: Path, tmp_path: Path, name: str
 ) -> None:

@@ -11,7 +11,7 @@ from hf_memkit.prediction.time.step_time import step_time
 from hf_memkit.prediction.trace.work import Work
 from tests.predict_script.conftest import Predict
 
-pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 TRAIN = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

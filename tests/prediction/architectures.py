@@ -193,7 +193,6 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "metrics": {"metrics": True, "evaluation_batches": 4},
     "metrics moved": {"metrics": True, "evaluation_batches": 4, "arguments.eval_accumulation_steps": 1},
     "sft": _SFT,
-    "sft, packed": {**_SFT, "arguments.packing": True},
     "sft, bf16": {**_SFT, "arguments.bf16": True},
     "sft, lora": {**_SFT, **SETTINGS["lora"]},
     "metrics by batch": {"metrics": True, "evaluation_batches": 4, "arguments.batch_eval_metrics": True},

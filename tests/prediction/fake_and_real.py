@@ -3,8 +3,7 @@
     python -m tests.prediction.fake_and_real
 
 Each runs in a process of its own, forked from this one, which has loaded the libraries. A line of JSON comes in,
-`{"architecture": …, "setting": …, "kind": "fake" | "real" | "mem_tracker"}`; a line goes out, the answer or `{"error":
-…}`.
+`{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out, the answer or `{"error": …}`.
 
 The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
 saw of the CPU's allocator, so that nothing of the tracer is in it; only the names of the phases come from the same
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,8 +31,7 @@ from hf_memkit.prediction.setup_as_script import SetupTraining, as_script, trace
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.traced_training import Outcome
-from tests.prediction.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, of_architecture
-from tests.prediction.fake_and_real_tracker import both_trackers
+from tests.prediction.architectures import ARCHITECTURES, MIXTURES, UNSEEN, of_architecture
 
 _LIMIT_S: Final = 600.0
 _MARK: Final = "phase ended: "
@@ -216,7 +214,6 @@ def _train(asked: SetupTraining) -> int:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
-    from hf_memkit.prediction.child.trainer_kinds.sft import as_dataset, is_sft, tokenizer
     from hf_memkit.prediction.child.training.at_train import SHORT_AND_QUIET
     from hf_memkit.prediction.child.training.setup_trainer import rows_for
     from hf_memkit.setup.build import build_arguments, prepared_rows, trainer_class
@@ -230,21 +227,18 @@ def _train(asked: SetupTraining) -> int:
         model = _model(asked)
         rows = rows_for(asked, asked.setup, model)
         marks = _marks()
-        sft = is_sft(asked.setup)
-        examples = rows(arguments.train_batch_size, 1024)
         trainer = trainer_class(asked.setup)(
             model=model,
             args=arguments,
-            train_dataset=as_dataset(examples) if sft else examples,
-            **({"processing_class": tokenizer()} if sft else {"data_collator": default_data_collator}),
+            train_dataset=rows(arguments.train_batch_size, 1024),
+            data_collator=default_data_collator,
             callbacks=[marks],
             compute_metrics=(lambda prediction, compute_result=True: {}) if asked.metrics else None,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         size = arguments.eval_batch_size
-        evaluated = rows(size, size * asked.evaluation_batches)
-        trainer.evaluate(as_dataset(evaluated) if sft else evaluated)
+        trainer.evaluate(rows(size, size * asked.evaluation_batches))
         marks.mark(marks.phases.phase)
         batch = trainer.data_collator([trainer.train_dataset[row] for row in range(arguments.train_batch_size)])
         return sum(getattr(value, "nbytes", 0) for value in batch.values())
@@ -334,7 +328,7 @@ def answer_lines() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     serve._load()
-    known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN, *MIXTURES, *CHATTING)}
+    known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN, *MIXTURES)}
     for line in sys.stdin:
         case = json.loads(line)
         asked = of_architecture(known[case["architecture"]], case["setting"])
@@ -350,23 +344,18 @@ def _answer(kind: str, asked: SetupTraining, folder: Path) -> dict[str, Any]:
         except TraceFailed as error:
             return {"error": str(error), "kind": error.kind, "traceback": error.details}
     path = folder / "answer.json"
-    why = serve._forked(functools.partial(_into, path, _KINDS[kind], asked), _LIMIT_S)
+    why = serve._forked(functools.partial(_into, path, asked), _LIMIT_S)
     return json.loads(path.read_text()) if why is None else {"error": why}
 
 
-def _into(path: Path, run: Callable[[SetupTraining], dict[str, Any]], asked: SetupTraining) -> None:
+def _into(path: Path, asked: SetupTraining) -> None:
     started = time.monotonic()
     try:
-        answer = run(asked)
+        answer = profiled(asked)
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     path.write_text(json.dumps({**answer, "seconds": time.monotonic() - started}))
 
-
-_KINDS: Final[dict[str, Callable[[SetupTraining], dict[str, Any]]]] = {
-    "real": profiled,
-    "mem_tracker": both_trackers,
-}
 
 if __name__ == "__main__":
     answer_lines()

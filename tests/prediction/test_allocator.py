@@ -44,16 +44,6 @@ def test_expandable_segments_grow_by_pages() -> None:
     assert held(25 * MIB, settings=pages) == (32 * MIB, 25 * MIB)
 
 
-def test_the_smallest_free_block_serves() -> None:
-    allocator = CachingAllocator()
-    blocks = [allocator.malloc(size * MIB) for size in (40, 12, 30)]
-    for block in blocks:
-        allocator.free(block)
-    assert allocator.malloc(11 * MIB).address == blocks[1].address  # 12, not 30 or 40
-    assert allocator.malloc(11 * MIB).address == blocks[2].address  # 12 is taken: 30, cut
-    assert allocator.reserved == 82 * MIB
-
-
 def test_what_decides_between_free_blocks_of_equal_size() -> None:
     # Two segments of 30, the older one at the higher address. From the older one 11 were cut: what is left of it kept
     # its block's age, and 11 is the youngest block; merged with it, 11 stays the block, so that 30 is the youngest.
@@ -79,52 +69,12 @@ def test_what_decides_between_free_blocks_of_equal_size() -> None:
     ]  # fmt: skip
 
 
-def test_free_neighbours_merge_and_segments_do_not() -> None:
-    allocator = CachingAllocator()
-    first, second, third = (allocator.malloc(6 * MIB) for _ in range(3))  # 18 of 20 MiB
-    for block in (first, third):
-        allocator.free(block)
-    # Free: 6 at the front, 6 + 2 at the end. 9 MiB need a new segment.
-    assert allocator.malloc(9 * MIB).address != first.address and allocator.reserved == 40 * MIB
-    allocator.free(second)
-    assert allocator.malloc(20 * MIB).address == first.address  # all of it again
-    two = CachingAllocator()
-    for block in [two.malloc(10 * MIB) for _ in range(2)]:
-        two.free(block)
-    assert two.malloc(20 * MIB) and two.reserved == 40 * MIB  # 10 + 10 in two segments serve no 20
-
-
-def test_small_blocks_split_to_the_last_512_bytes() -> None:
-    allocator = CachingAllocator()
-    blocks = [allocator.malloc(512) for _ in range(4096)]  # 2 MiB exactly
-    assert allocator.reserved == 2 * MIB
-    allocator.malloc(512)
-    assert allocator.reserved == 4 * MIB
-    allocator.free(blocks[7])
-    allocator.malloc(1)
-    assert allocator.reserved == 4 * MIB and allocator.allocated == 4097 * 512
-
-
 def test_streams_share_no_free_blocks() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(30 * MIB, 1))
     allocator.malloc(30 * MIB, 2)
     assert allocator.reserved == 60 * MIB
     allocator.malloc(30 * MIB, 1)
-    assert allocator.reserved == 60 * MIB
-
-
-def test_when_the_gpu_is_full_what_is_cached_and_whole_goes_back() -> None:
-    # 30 and 9 (cut from 20) are held of 60: 40 more do not fit. The free 30 go back, the 20 are in use.
-    allocator = CachingAllocator(device=DeviceMemory(60 * MIB))
-    kept = allocator.malloc(9 * MIB)
-    allocator.free(allocator.malloc(30 * MIB))
-    allocator.malloc(40 * MIB)
-    assert (allocator.reserved, allocator.peak_reserved, allocator.retries) == (60 * MIB, 60 * MIB, 1)
-    with pytest.raises(OutOfDeviceMemory):
-        allocator.malloc(12 * MIB)
-    allocator.free(kept)
-    allocator.malloc(19 * MIB)  # the 20 MiB again
     assert allocator.reserved == 60 * MIB
 
 
@@ -145,37 +95,6 @@ def test_max_split_size() -> None:
     wide = CachingAllocator(AllocatorSettings(max_split_bytes=32 * MIB, max_non_split_rounding_bytes=64 * MIB))
     wide.free(wide.malloc(52 * MIB))
     assert wide.malloc(32 * MIB).size == 52 * MIB
-
-
-def test_max_split_size_costs_memory_in_expandable_segments() -> None:
-    # Three pages, then a fourth: 0-50 is free, 50-62 in use, 62-80 free at the end. 20 are cut from the 50; but a free
-    # block of more than 32 serves nothing below 32, and the end grows by a page. torch 2.13's own allocator does so.
-    for limit, address, reserved in ((None, 0, 80), (32 * MIB, 62, 100)):
-        settings = AllocatorSettings(expandable_segments=True, max_split_bytes=limit)
-        allocator = CachingAllocator(settings)
-        first = allocator.malloc(50 * MIB)
-        allocator.malloc(12 * MIB)
-        start = first.address
-        allocator.free(first)
-        block = allocator.malloc(20 * MIB)
-        assert (block.address - start, allocator.reserved) == (address * MIB, reserved * MIB)
-
-
-def test_with_max_split_size_single_large_blocks_go_back_first() -> None:
-    # 100 hold 60 and 40, both free. For 44: the smallest free block of at least 44 is 60, which goes back and is
-    # enough: 40 stay cached, and nothing had to be retried.
-    allocator = CachingAllocator(AllocatorSettings(max_split_bytes=32 * MIB), DeviceMemory(100 * MIB))
-    for block in [allocator.malloc(size * MIB) for size in (60, 40)]:
-        allocator.free(block)
-    allocator.malloc(35 * MIB)  # 40 serves it whole
-    allocator.malloc(36 * MIB)  # 60 is 24 more: it goes back
-    assert (allocator.reserved, allocator.retries) == (76 * MIB, 0)
-    # No single one is enough: the largest go back until they are together. 60 + 40 for 80; 34 stay (33 asked for).
-    several = CachingAllocator(AllocatorSettings(max_split_bytes=32 * MIB), DeviceMemory(134 * MIB))
-    for block in [several.malloc(size * MIB) for size in (60, 40, 33)]:
-        several.free(block)
-    several.malloc(80 * MIB)
-    assert (several.reserved, several.retries) == (114 * MIB, 0)
 
 
 def test_garbage_collection_gives_back_what_was_longest_unused() -> None:
@@ -206,37 +125,6 @@ def test_garbage_collection_gives_back_what_was_longest_unused() -> None:
     assert free.reserved == 110 * MIB
 
 
-def test_expandable_segments_give_back_whole_free_pages() -> None:
-    # Pages of 20 MiB: 0-20, 20-40, 40-60, of which blocks take 0-5, 5-45, 45-50 and 50-60 is free.
-    allocator = CachingAllocator(EXPANDABLE)
-    first, middle, last = (allocator.malloc(size * MIB) for size in (5, 40, 5))
-    assert allocator.reserved == 60 * MIB
-    allocator.free(middle)
-    allocator.release_cached()
-    assert allocator.reserved == 40 * MIB  # of 5-45 the page 20-40 is whole; 5-20 and 40-45 stay
-    # 30 MiB fit at no free place: the lowest place with enough room is 5-45, whose page comes back.
-    again = allocator.malloc(30 * MIB)
-    assert (again.address, allocator.reserved) == (middle.address, 60 * MIB)
-    for block in (first, again, last):
-        allocator.free(block)
-    allocator.release_cached()
-    assert allocator.reserved == 0
-    allocator.malloc(1)
-    assert allocator.reserved == 2 * MIB
-
-
-def test_expandable_best_fit_counts_what_a_block_can_grow_to() -> None:
-    # In use: 0-10; free: 10-22 between blocks, and 30-40 at the end, which can grow. For 8 MiB the smaller one is the
-    # end (10 MiB), but it counts with the addresses behind it: the 12 MiB block serves.
-    allocator = CachingAllocator(EXPANDABLE)
-    blocks = [allocator.malloc(size * MIB) for size in (10, 12, 8)]  # 30 of 40
-    allocator.free(blocks[1])
-    assert allocator.malloc(8 * MIB).address == blocks[1].address
-    # For 15 MiB nothing is free: the end grows by a page, 30-45 of 60.
-    end = allocator.malloc(15 * MIB)
-    assert (end.address - blocks[0].address, allocator.reserved) == (30 * MIB, 60 * MIB)
-
-
 def test_what_torch_allows_is_asked_before_pages_are_counted() -> None:
     # 22 MiB ask for 22, and 45 are allowed: 0 + 22 is allowed, and two pages come. Then 40 + 22 is not.
     allocator = CachingAllocator(EXPANDABLE, allowed_bytes=45 * MIB)
@@ -253,6 +141,62 @@ def test_what_torch_allows_is_asked_before_pages_are_counted() -> None:
     card = CachingAllocator(EXPANDABLE, DeviceMemory(25 * MIB))
     with pytest.raises(OutOfDeviceMemory):
         card.malloc(22 * MIB)
+
+
+def test_a_replay_tells_peaks_by_phase() -> None:
+    # forward: 30 and 12; backward begins with 42 held, drops 30, adds 8 (cut from 30); optimizer: 50 more, dropped
+    # again; evaluate begins with 20 allocated and 92 reserved, and drops 12.
+    sizes = [30 * MIB, 12 * MIB, 8 * MIB, 50 * MIB]
+    trace = trace_of(
+        [1, 2, -1, 3, 4, -4, -2], sizes, [(2, "forward"), (4, "backward"), (6, "optimizer"), (7, "evaluate")]
+    )
+    result = replay(trace)
+    assert result.allocated_by_phase == {
+        "forward": 42 * MIB, "backward": 42 * MIB, "optimizer": 70 * MIB, "evaluate": 20 * MIB,
+    }  # fmt: skip
+    assert result.reserved_by_phase == {
+        "forward": 42 * MIB, "backward": 42 * MIB, "optimizer": 92 * MIB, "evaluate": 92 * MIB,
+    }  # fmt: skip
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (70 * MIB, 92 * MIB)
+    assert result.completed and result.device_allocations == 3
+    # Without the last marks the rest belongs to the last phase that is known.
+    short = replay(trace_of(trace.events, sizes, [(2, "forward"), (4, "backward")]))
+    assert short.reserved_by_phase == {"forward": 42 * MIB, "backward": 92 * MIB}
+    assert replay(trace_of(trace.events, sizes)).reserved_by_phase == {"load": 92 * MIB}
+
+
+def test_a_phase_that_comes_again_keeps_its_highest_peak() -> None:
+    sizes = [30 * MIB, 12 * MIB]
+    result = replay(trace_of([1, -1, 2, -2], sizes, [(1, "forward"), (2, "backward"), (4, "forward")]))
+    assert result.allocated_by_phase == {"forward": 30 * MIB, "backward": 30 * MIB}
+
+
+def test_storages_without_bytes_take_nothing() -> None:
+    result = replay(trace_of([1, 2, -1, -2], [0, 5]))
+    assert (result.peak_allocated_bytes, result.peak_requested_bytes, result.device_allocations) == (512, 5, 1)
+
+
+def test_releases_stand_before_an_event() -> None:
+    trace = trace_of([1, -1, 2], [30 * MIB, 50 * MIB])
+    assert replay(trace).peak_reserved_bytes == 80 * MIB
+    assert replay(trace, releases={2}).peak_reserved_bytes == 50 * MIB
+
+
+def test_with_max_split_size_single_large_blocks_go_back_first() -> None:
+    # 100 hold 60 and 40, both free. For 44: the smallest free block of at least 44 is 60, which goes back and is
+    # enough: 40 stay cached, and nothing had to be retried.
+    allocator = CachingAllocator(AllocatorSettings(max_split_bytes=32 * MIB), DeviceMemory(100 * MIB))
+    for block in [allocator.malloc(size * MIB) for size in (60, 40)]:
+        allocator.free(block)
+    allocator.malloc(35 * MIB)  # 40 serves it whole
+    allocator.malloc(36 * MIB)  # 60 is 24 more: it goes back
+    assert (allocator.reserved, allocator.retries) == (76 * MIB, 0)
+    # No single one is enough: the largest go back until they are together. 60 + 40 for 80; 34 stay (33 asked for).
+    several = CachingAllocator(AllocatorSettings(max_split_bytes=32 * MIB), DeviceMemory(134 * MIB))
+    for block in [several.malloc(size * MIB) for size in (60, 40, 33)]:
+        several.free(block)
+    several.malloc(80 * MIB)
+    assert (several.reserved, several.retries) == (114 * MIB, 0)
 
 
 def test_pages_that_came_stay_when_the_rest_does_not_come() -> None:
@@ -287,50 +231,3 @@ def test_a_range_of_addresses_ends_at_nine_eighths_of_the_gpu() -> None:
     wide.free(blocks[1])
     wide.free(blocks[3])
     assert wide.malloc(80 * MIB).address == blocks[0].address + 160 * MIB
-
-
-def test_a_replay_tells_peaks_by_phase() -> None:
-    # forward: 30 and 12; backward begins with 42 held, drops 30, adds 8 (cut from 30); optimizer: 50 more, dropped
-    # again; evaluate begins with 20 allocated and 92 reserved, and drops 12.
-    sizes = [30 * MIB, 12 * MIB, 8 * MIB, 50 * MIB]
-    trace = trace_of(
-        [1, 2, -1, 3, 4, -4, -2], sizes, [(2, "forward"), (4, "backward"), (6, "optimizer"), (7, "evaluate")]
-    )
-    result = replay(trace)
-    assert result.allocated_by_phase == {
-        "forward": 42 * MIB, "backward": 42 * MIB, "optimizer": 70 * MIB, "evaluate": 20 * MIB,
-    }  # fmt: skip
-    assert result.reserved_by_phase == {
-        "forward": 42 * MIB, "backward": 42 * MIB, "optimizer": 92 * MIB, "evaluate": 92 * MIB,
-    }  # fmt: skip
-    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (70 * MIB, 92 * MIB)
-    assert result.completed
-    # Without the last marks the rest belongs to the last phase that is known.
-    short = replay(trace_of(trace.events, sizes, [(2, "forward"), (4, "backward")]))
-    assert short.reserved_by_phase == {"forward": 42 * MIB, "backward": 92 * MIB}
-    assert replay(trace_of(trace.events, sizes)).reserved_by_phase == {"load": 92 * MIB}
-
-
-def test_a_phase_that_comes_again_keeps_its_highest_peak() -> None:
-    sizes = [30 * MIB, 12 * MIB]
-    result = replay(trace_of([1, -1, 2, -2], sizes, [(1, "forward"), (2, "backward"), (4, "forward")]))
-    assert result.allocated_by_phase == {"forward": 30 * MIB, "backward": 30 * MIB}
-
-
-def test_a_replay_ends_where_memory_does() -> None:
-    trace = trace_of([1, 2, -1, 3, 4], [30 * MIB, 12 * MIB, 8 * MIB, 50 * MIB])
-    result = replay(trace, cap_bytes=80 * MIB)
-    assert (result.failed_at, result.completed, result.retries) == (4, False, 1)
-    assert result.peak_reserved_bytes == 42 * MIB
-    assert replay(trace, cap_bytes=92 * MIB).completed
-
-
-def test_storages_without_bytes_take_nothing() -> None:
-    result = replay(trace_of([1, 2, -1, -2], [0, 5]))
-    assert (result.peak_allocated_bytes, result.peak_requested_bytes) == (512, 5)
-
-
-def test_releases_stand_before_an_event() -> None:
-    trace = trace_of([1, -1, 2], [30 * MIB, 50 * MIB])
-    assert replay(trace).peak_reserved_bytes == 80 * MIB
-    assert replay(trace, releases={2}).peak_reserved_bytes == 50 * MIB

@@ -144,10 +144,3 @@ def test_rounding() -> None:
     only = AllocatorSettings(roundup_divisions=(0, 0, 2, *(0,) * (INTERVALS - 3)))
     assert only.rounded(5 * MIB) == 6 * MIB and only.rounded(7 * MIB) == 8 * MIB
     assert only.rounded(3 * MIB + 1) == 3 * MIB + 512 and only.rounded(9 * MIB) == 9 * MIB
-
-
-def test_sizes_of_segments() -> None:
-    settings = AllocatorSettings(large_segment_bytes=32 * MIB)
-    sizes = {512: 2 * MIB, MIB: 2 * MIB, MIB + 512: 32 * MIB, 10 * MIB - 512: 32 * MIB, 10 * MIB: 10 * MIB}
-    for block, segment in {**sizes, 10 * MIB + 512: 12 * MIB, 50 * MIB: 50 * MIB}.items():
-        assert settings.segment_bytes(block) == segment

@@ -68,22 +68,6 @@ def test_code_of_its_own_runs_only_where_that_is_allowed(
     assert ran.exists() and model.own_code and model.facts is None and model.config["hidden_size"] == 8
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({**GPT2, "n_head": 3}, "divisible by num_heads"),
-        ({**GPT2, "n_embd": "wide"}, "n_embd"),
-        ({"n_embd": 32}, "model_type"),
-        ({"model_type": "no-such-type"}, "no-such-type"),
-        ({"model_type": "t5"}, "names no class"),
-    ],
-)
-def test_a_config_that_contradicts_itself(tmp_path: Path, config: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError) as refused:
-        look_at(folder(tmp_path / "model", config))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
-
-
 def test_the_defaults_are_only_what_was_given(tmp_path: Path) -> None:
     model = look_at(folder(tmp_path / "tiny", GPT2))
     setup = default_setup(model, {"optim": "adafactor", "bf16": True})

@@ -1,7 +1,7 @@
 """What a Trainer allocates on fake tensors is what it allocates on real ones: the same kernels, on a CPU.
 
-Every architecture of `architectures.py` is trained, and every setting; what else a training does, and architectures
-that were chosen later, are in `test_fake_equals_real_further.py`.
+Every architecture of `architectures.py` is trained, and every setting; and what else a training does: padding, a save,
+predictions kept for metrics, experts.
 
 Compared are the tensors: what a CPU's kernel makes and frees again while it runs is left out of the real side
 (`fake_and_real.py` says why, and the benchmark what it comes to).
@@ -13,27 +13,27 @@ from typing import Final
 
 import pytest
 
-from tests.fewer import first, pairs
-from tests.prediction.architectures import ARCHITECTURES, SETTINGS
-from tests.prediction.fake_and_real import changes_of_kernel, peaks
+from tests.fewer import pairs
+from tests.prediction.architectures import ARCHITECTURES, MIXTURES, SETTINGS, UNSEEN
 from tests.prediction.fake_and_real_child import REFUSED, Child, assert_equal
 
 CASES: Final = tuple(
     (architecture.name, setting)
-    for architecture in ARCHITECTURES
+    for architecture in (*ARCHITECTURES, *UNSEEN)
     for setting in SETTINGS
     if (architecture.name, setting) not in REFUSED
 )
-"""All of them; without `--exhaustive` every architecture at one setting, and every setting at three."""
+"""All of them; without `--exhaustive` six architectures, each at another setting where there is one."""
 
-AGAIN: Final = (
-    ("gpt2", "plain"), ("bert", "bf16"), ("t5", "lora"), ("vit", "accumulation"), ("whisper", "checkpointing"),
-)  # fmt: skip
-"""An architecture of each kind, and each setting."""
-
-
-def test_every_architecture_and_every_setting_is_run() -> None:
-    assert len(CASES) + len(REFUSED) == len(ARCHITECTURES) * len(SETTINGS)
+FURTHER: Final = (
+    *((name, setting) for name in ("gpt2", "llama", "bert", "t5") for setting in ("padded", "padded, bf16")),
+    *((name, "saved") for name in ("gpt2", "bert", "t5", "vit", "mixtral", "qwen3_moe")),
+    *((name, setting) for name in ("llama", "distilbert") for setting in ("saved, lora", "saved, accumulation")),
+    *((name, "metrics") for name in ("gpt2", "bert", "t5", "whisper")),
+    *((name, "metrics moved") for name in ("gpt2", "bert", "t5")),
+    *((name, "metrics by batch") for name in ("gpt2", "vit")),
+    *((mixture.name, setting) for mixture in MIXTURES for setting in ("plain", "bf16")),
+)
 
 
 @pytest.mark.tracing
@@ -44,6 +44,13 @@ def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None
     assert real["phases"]["optimizer"] < real["peak_bytes"], "activations decide, or nothing of them is compared"
 
 
+@pytest.mark.parametrize(("architecture", "setting"), pairs(FURTHER, quick=3))
+def test_fake_equals_real_in_all_that_a_training_does(child: Child, architecture: str, setting: str) -> None:
+    fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
+    assert_equal(fake, real)
+    assert ("save" in real["phases"]) == setting.startswith("saved")
+
+
 @pytest.mark.parametrize(("architecture", "setting"), list(REFUSED))
 def test_what_transformers_refuses_is_refused_on_fake_tensors_too(
     child: Child, architecture: str, setting: str
@@ -52,26 +59,12 @@ def test_what_transformers_refuses_is_refused_on_fake_tensors_too(
     assert REFUSED[architecture, setting] in real["error"] and fake["error"] == real["error"]
 
 
-@pytest.mark.parametrize(("architecture", "setting"), first(AGAIN))
-def test_the_trace_is_the_same_each_time(child: Child, architecture: str, setting: str) -> None:
-    first = child.ask(architecture, setting, "fake")
-    second = child.ask(architecture, setting, "fake", again=True)
+def test_experts_one_by_one_are_refused(child: Child) -> None:
+    """How many tokens an expert gets follows from the router's values."""
+    answer = child.ask("mixtral", "experts one by one", "fake")
+    assert answer["kind"] == "Unmodelled" and "nonzero" in answer["error"] and "\n" not in answer["error"]
+
+
+def test_the_trace_is_the_same_each_time(child: Child) -> None:
+    first, second = (child.ask("gpt2", "plain", "fake", again=again) for again in (False, True))
     assert first["events"] > 1000 and second["fingerprint"] == first["fingerprint"]
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_torch_s_own_tracker_sees_the_same_peak(child: Child, architecture: str) -> None:
-    answer = child.ask(architecture, "plain", "mem_tracker")
-    assert "error" not in answer, answer
-    assert answer["traced_bytes"] == answer["mem_tracker_bytes"] > 2**20
-
-
-def test_peaks_of_changes_and_marks() -> None:
-    assert peaks([10, 20, "load", -20, 5, "data", "forward", 7, -7, "data"]) == (
-        30,
-        {"load": 30, "data": 30, "forward": 15},
-    )
-
-
-def test_only_pairs_within_a_kernel_are_scratch() -> None:
-    assert changes_of_kernel([100, 7, -7, -50, 9, 9, -9]) == [100, -50, 9]

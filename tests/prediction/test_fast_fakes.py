@@ -50,7 +50,7 @@ CASES: Final[Mapping[str, SetupTraining]] = {
 }
 
 
-FEW: Final = ("decoder, recomputed, 8-bit AdamW", "decoder of many layers, foreach", "LoRA", "encoder and decoder")
+FEW: Final = ("decoder, recomputed, 8-bit AdamW", "decoder of many layers, foreach")
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,7 @@ from hf_memkit.prediction.live_objects import read_objects, write_objects
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.own_arguments import read_trainer
 from tests.fewer import first
-from tests.prediction import user_models
-from tests.prediction.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
+from tests.prediction.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent
 
 EXAMPLE: dict[str, Any] = {"x": ((3, 16, 16), "float32"), "labels": 0}
 SGD = {"optim": "sgd", "per_device_train_batch_size": 16}
@@ -49,7 +48,7 @@ def predicted(model: Any, args: Any = None, **options: Any) -> Prediction:
 
 @pytest.mark.slow
 def test_an_own_model_is_traced_however_it_is_given() -> None:
-    found = [predicted(each) for each in (Classifier(), build, Classifier, "tests.prediction.user_models:build")]
+    found = [predicted(each) for each in (Classifier(), "tests.prediction.user_models:build")]
     assert {each.confidence.level for each in found} == {"trace"} and {each.verdict for each in found} == {"fits"}
     weights, gradients = found[0].categories["weights"], found[0].categories["gradients"]
     assert 0 <= weights - 4 * (TRAINED + FROZEN) < 30 * 512, "the shared weight counts once"
@@ -81,10 +80,16 @@ def test_lists_of_weights_and_values_of_small_tables_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_trainer_of_one_s_own_computes_its_loss() -> None:
-    plain, own = (predicted(Classifier, trainer_class=kind) for kind in (None, LossyTrainer))
-    more = own.phases["forward"][0] - plain.phases["forward"][0]
-    assert 2 * 4 * LARGE <= more < 4 * 4 * LARGE, "its large tensor, and what is made of it"
+def test_a_loss_and_an_optimizer_of_one_s_own() -> None:
+    own = predicted(
+        Classifier, trainer_class="tests.prediction.user_models:LossyTrainer",
+        optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": 1e-3, "foreach": False}),
+    )  # fmt: skip
+    plain = predicted(Classifier)
+    forward, stepping = (own.phases[name][0] - plain.phases[name][0] for name in ("forward", "optimizer"))
+    moments, largest = 2 * 4 * TRAINED, 4 * 8 * 256 * WIDTH
+    assert 2 * 4 * LARGE <= forward - moments < 4 * 4 * LARGE, "its large tensor, and what is made of it"
+    assert moments <= stepping <= moments + 3 * largest, "two moments, and a few temporaries of a weight"
 
 
 @pytest.mark.slow
@@ -99,14 +104,6 @@ def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
         predict_trainer(trainer, args)
     with pytest.raises(InputError, match=r"omit train_dataset and sequence_length"):
         predict_trainer(trainer, train_dataset=rows, sequence_length=3)
-
-
-@pytest.mark.slow
-def test_an_optimizer_of_one_s_own() -> None:
-    adam = predicted(Classifier, optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": 1e-3, "foreach": False}))
-    more = adam.phases["optimizer"][0] - predicted(Classifier).phases["optimizer"][0]
-    largest = 4 * 8 * 256 * WIDTH
-    assert 2 * 4 * TRAINED <= more <= 2 * 4 * TRAINED + 3 * largest, "two moments, and a few temporaries of a weight"
 
 
 @pytest.mark.slow
@@ -209,44 +206,6 @@ def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], said: str) -
 
 def test_a_nested_class_has_a_name() -> None:
     assert predicted(_Inner.Model).confidence.level == "trace"
-
-
-@pytest.mark.slow
-def test_the_trainer_s_own_class_is_found_by_its_name() -> None:
-    assert issubclass(user_models.LossyTrainer, Trainer)
-    named = predicted(Classifier, trainer_class="tests.prediction.user_models:LossyTrainer")
-    assert named.phases == predicted(Classifier, trainer_class=LossyTrainer).phases
-
-
-@pytest.mark.slow
-def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
-    rows = [{"x": torch.zeros(3, 16, 16), "labels": 1}] * 20
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", eval_strategy="epoch", **SGD)
-
-    def of(**options: Any) -> Prediction:
-        return predict_trainer(Trainer(Classifier(), args, train_dataset=rows, eval_dataset=rows, **options))
-
-    bare, measured = of(), of(compute_metrics=lambda prediction: {})
-    assert measured.phases["evaluate"][0] > bare.phases["evaluate"][0]
-    assert [any("compute_metrics" in note for note in each.notes) for each in (bare, measured)] == [False, True]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("gpu", "warned"), [("T4", True), ("A10G", False)])
-def test_bf16_that_the_gpu_emulates_is_a_warning(gpu: str, warned: bool) -> None:
-    """Would notice: a live Trainer of which nobody hears that its steps take three times as long."""
-    found = predicted(Classifier(), {**SGD, "bf16": True}, gpu=gpu)
-    assert found.verdict == "fits" and bool(found.warnings) is warned
-    assert Prediction.from_json(found.to_json()).warnings == found.warnings
-
-
-@pytest.mark.slow
-def test_a_live_trainer_that_stops_in_its_first_step_is_refused() -> None:
-    """Would notice: FITS for bf16 weights under fp16, whose gradients no CUDA kernel unscales."""
-    row = {**EXAMPLE, "x": ((3, 16, 16), "bfloat16")}
-    with pytest.raises(InputError, match=r'dtype="float32"'):
-        predicted(Classifier().bfloat16(), {**SGD, "fp16": True}, example=row, gpu="T4")
-    assert predicted(Classifier(), {**SGD, "fp16": True}, gpu="T4").verdict == "fits"
 
 
 LIVE = """

@@ -79,12 +79,6 @@ def test_a_history_becomes_a_trace() -> None:
     assert replay(history.trace).peak_reserved_bytes == 22 * MIB
 
 
-def test_the_model_follows_it_to_the_end() -> None:
-    comparison = compare(read_history(snapshot(*BY_HAND)))
-    assert comparison.exact
-    assert comparison.replayed_peak_reserved_bytes == comparison.recorded_peak_reserved_bytes == 22 * MIB
-
-
 def test_the_first_difference_is_named() -> None:
     elsewhere = [dict(row) for row in BY_HAND]
     elsewhere[6]["addr"] = BASE + 2 * MIB  # the real one would have put it at the front
@@ -92,17 +86,6 @@ def test_the_first_difference_is_named() -> None:
     assert found.divergence is not None and found.divergence.entry == 6
     assert f"{BASE + 2 * MIB:#x}" in found.divergence.what and f"{BASE:#x}" in found.divergence.what
     assert found.replayed_peak_reserved_bytes == 22 * MIB  # of the model on its own
-
-    larger = [dict(row) for row in BY_HAND]
-    larger[0]["size"] = 24 * MIB
-    found = compare(read_history(snapshot(*larger)))
-    assert found.divergence is not None and found.divergence.entry == 1
-    assert (found.replayed_peak_reserved_bytes, found.recorded_peak_reserved_bytes) == (22 * MIB, 26 * MIB)
-
-    needless = [*BY_HAND[:5], entry("segment_alloc", BASE + 64 * MIB, 12 * MIB), *BY_HAND[5:]]
-    found = compare(read_history(snapshot(*needless)))
-    assert found.divergence is not None and found.divergence.entry == 6
-    assert "free block" in found.divergence.what
 
     missing = [*BY_HAND[:7], *BY_HAND[8:]]
     found = compare(read_history(snapshot(*missing)))
@@ -112,28 +95,6 @@ def test_the_first_difference_is_named() -> None:
     gone = [*BY_HAND[:5], entry("segment_free", BASE, 20 * MIB), *BY_HAND[5:]]
     found = compare(read_history(snapshot(*gone)))
     assert found.divergence is not None and "none such free" in found.divergence.what
-
-
-def test_pages_of_expandable_segments() -> None:
-    # Pages of 20 MiB: 25 MiB take two; 30 more need one, and begin where the 25 end. The 25 freed, the page 0-20 goes
-    # back, and 5 MiB of it stay.
-    rows = [
-        entry("segment_map", BASE, 40 * MIB),
-        entry("alloc", BASE, 25 * MIB),
-        entry("segment_map", BASE + 40 * MIB, 20 * MIB),
-        entry("alloc", BASE + 25 * MIB, 30 * MIB),
-        entry("free_requested", BASE, 25 * MIB),
-        entry("free_completed", BASE, 25 * MIB),
-        entry("segment_unmap", BASE, 20 * MIB),
-        entry("alloc", BASE + 20 * MIB, 5 * MIB),
-    ]
-    history = read_history(snapshot(*rows, settings="expandable_segments:True"))
-    assert history.settings.expandable_segments and history.releases == {3}
-    assert compare(history).exact and history.peak_reserved_bytes == 60 * MIB
-    assert not compare(history, AllocatorSettings()).exact  # with other settings it would have gone otherwise
-    rows[6]["size"] = 40 * MIB
-    found = compare(read_history(snapshot(*rows, settings="expandable_segments:True")))
-    assert found.divergence is not None and "given back" in found.divergence.what
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.removesuffix(".json.gz"))
@@ -287,3 +248,25 @@ def test_a_real_gpu_is_followed_block_by_block(settings: str, tmp_path: Path) ->
     assert comparison.divergence is None, comparison.divergence
     assert comparison.replayed_peak_reserved_bytes == recorded["peak_reserved_bytes"] == history.peak_reserved_bytes
     assert len(history.trace.events) > 1000
+
+
+def test_pages_of_expandable_segments() -> None:
+    # Pages of 20 MiB: 25 MiB take two; 30 more need one, and begin where the 25 end. The 25 freed, the page 0-20 goes
+    # back, and 5 MiB of it stay.
+    rows = [
+        entry("segment_map", BASE, 40 * MIB),
+        entry("alloc", BASE, 25 * MIB),
+        entry("segment_map", BASE + 40 * MIB, 20 * MIB),
+        entry("alloc", BASE + 25 * MIB, 30 * MIB),
+        entry("free_requested", BASE, 25 * MIB),
+        entry("free_completed", BASE, 25 * MIB),
+        entry("segment_unmap", BASE, 20 * MIB),
+        entry("alloc", BASE + 20 * MIB, 5 * MIB),
+    ]
+    history = read_history(snapshot(*rows, settings="expandable_segments:True"))
+    assert history.settings.expandable_segments and history.releases == {3}
+    assert compare(history).exact and history.peak_reserved_bytes == 60 * MIB
+    assert not compare(history, AllocatorSettings()).exact  # with other settings it would have gone otherwise
+    rows[6]["size"] = 40 * MIB
+    found = compare(read_history(snapshot(*rows, settings="expandable_segments:True")))
+    assert found.divergence is not None and "given back" in found.divergence.what

@@ -9,8 +9,7 @@ import torch
 import transformers
 
 from hf_memkit.common.errors import InputError
-from hf_memkit.prediction.child.example_inputs import Rows, example, pads, shortened
-from hf_memkit.setup.setup import Setup
+from hf_memkit.prediction.child.example_inputs import Rows, example, shortened
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
@@ -108,28 +107,7 @@ def test_what_there_is_no_example_of(name: str, config: dict[str, Any], said: st
     assert name in str(refused.value) and "\n" not in str(refused.value)
 
 
-PACKED = Setup("a test's").put("trainer_parts.packed_batches", {}, "a test's")
-PADDED = Setup("a test's").put("trainer_parts.pad_batches", {"multiple": 8}, "a test's")
-GROUPED = Setup("a test's").put("arguments.train_sampling_strategy", "group_by_length", "a test's")
-PLAIN = Setup("a test's")
-
 GPT2: dict[str, Any] = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2}
-
-
-@pytest.mark.parametrize(
-    ("setup", "name", "config", "padded"),
-    [
-        (PLAIN, "GPT2LMHeadModel", GPT2, False),
-        (PADDED, "GPT2LMHeadModel", GPT2, True),
-        (GROUPED, "GPT2LMHeadModel", GPT2, True),
-        (PACKED, "GPT2LMHeadModel", GPT2, False),
-        (PLAIN, "BertForSequenceClassification", TEXT, True),
-        (PACKED, "BertForTokenClassification", TEXT, False),
-        (PLAIN, "BartForConditionalGeneration", BART, True),
-    ],
-)
-def test_whether_a_batch_is_padded(setup: Setup, name: str, config: dict[str, Any], padded: bool) -> None:
-    assert pads(setup, build(name, config)) is padded
 
 
 def test_a_shorter_row_is_padded_to_the_length_of_the_others() -> None:

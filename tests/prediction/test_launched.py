@@ -28,12 +28,7 @@ YAML: Final = "site/trl/accelerate_configs"
 COMMANDS: Final = (
     # command; GPUs, machines, engine, ZeRO stage
     (f"accelerate launch --config_file {YAML}/zero3.yaml scripts/sft.py --config c.yaml", 8, 1, "DEEPSPEED", "3"),
-    (f"accelerate launch --config_file={YAML}/zero3.yaml scripts/sft.py --bf16 --lr 2", 8, 1, "DEEPSPEED", "3"),
-    (f"accelerate launch --config_file {YAML}/zero3.yaml --num_processes=4 scripts/sft.py", 4, 1, "DEEPSPEED", "3"),
-    (f"accelerate launch --config_file {YAML}/zero2.yaml train.py", 8, 1, "DEEPSPEED", "2"),
-    (f"accelerate launch --config_file {YAML}/zero1.yaml --num_processes 2 train.py", 2, 1, "DEEPSPEED", "1"),
-    (f"accelerate launch --config_file {YAML}/multi_gpu.yaml train.py --a", 8, 1, "", ""),
-    (f"accelerate launch --config_file {YAML}/multi_gpu.yaml --num_processes=1 scripts/sft.py c.yaml", 1, 1, "", ""),
+    (f"accelerate launch --config_file={YAML}/zero1.yaml --num_processes=2 train.py", 2, 1, "DEEPSPEED", "1"),
     (f"accelerate launch --config_file {YAML}/single_gpu.yaml train.py", 1, 1, "", ""),
     (f"accelerate launch --config_file {YAML}/fsdp2.yaml scripts/sft.py", 8, 1, "FSDP", ""),
     (
@@ -41,8 +36,6 @@ COMMANDS: Final = (
         "--main_process_ip 10.0.0.1 --main_process_port 29501 train.py", 8, 2, "", "",
     ),
     ("accelerate launch train.py", None, 1, "", ""),
-    ("accelerate launch --num_processes 4 train.py", 4, 1, "", ""),
-    ("accelerate launch --num_processes 1 train.py", 1, 1, "", ""),
     ("accelerate launch --multi_gpu --num_processes 2 -m pkg.train --a -m", 2, 1, "", ""),
     ("accelerate launch --use_deepspeed --zero_stage 2 --num_processes 2 train.py", 2, 1, "DEEPSPEED", "2"),
     ("accelerate-launch --num_processes 2 train.py", 2, 1, "", ""),
@@ -232,7 +225,6 @@ def test_what_is_no_training_is_refused_at_once(command: str, named: str) -> Non
     ("command", "named"),
     [
         ("accelerate env", "accelerate launch"),
-        ("axolotl train c.yml", "no command axolotl is installed"),
         ("trl env", "write trl sft"),
         ("trl sft --output_dir out --dataset_name d --no_such_option 3", "--no_such_option"),
         ("accelerate launch --config_file no.yaml train.py", "no.yaml"),
@@ -335,17 +327,3 @@ def test_a_plan_keeps_the_users_launcher(
     assert [each for each in answer["warnings"] if each.endswith("train with fp16=True instead of bf16=True")]
     text = Path("p.yaml").read_text()
     assert "memkit run --plan p.yaml -- " in text and f"{typed} train.py ARGUMENTS" in text
-
-
-@pytest.mark.slow
-def test_run_starts_the_command_with_a_report_in_every_rank(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = ["torchrun", "--standalone", "--nproc_per_node", "2", "train.py", *OWN, "--use_cpu"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "hf_memkit", "run", "--records", "records", "--", *command], cwd=tmp_path, text=True,
-        capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, timeout=300,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert {each.name for each in (tmp_path / "records").glob("memory-rank*.jsonl")} == {
-        "memory-rank0.jsonl", "memory-rank1.jsonl",
-    }  # fmt: skip

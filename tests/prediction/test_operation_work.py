@@ -229,3 +229,25 @@ def test_attention_with_dropout_says_so() -> None:
     attend = aten._scaled_dot_product_flash_attention
     with_and_without = rows(lambda: (attend(*heads(), 0.1), attend(*heads())), "meta")
     assert [each.name.endswith("(dropout)") for each in with_and_without if each.kind == "attention"] == [True, False]
+
+
+def test_a_cpu_s_attention_has_its_flops() -> None:
+    """Defect: a CPU's kernel that costs its bytes alone."""
+    q = ones(2, 4, 32, 16, grad=True)
+    found = rows(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())
+    forward = 2 * 2 * (2 * 4) * 32 * 32 * 16 // 2  # two products, half of the scores: it is causal
+    assert [each.flops for each in found if each.kind == "attention"] == [forward, 5 * forward // 2]
+
+
+def test_chunked_loss_computes_as_many_products() -> None:
+    """`linear_cross_entropy` is one operation to the dispatcher, and its products were not seen: a third of a step."""
+    if not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("torch 2.13")
+    hidden, weight, labels = ones(128, 64, grad=True), ones(400, 64, grad=True), torch.zeros(128, dtype=torch.int64)
+    whole = rows(lambda: F.cross_entropy(F.linear(hidden, weight), labels).backward())
+    chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=24)
+    chunked = rows(lambda: F.linear_cross_entropy(hidden, weight, labels, options=chunks).backward())
+    assert not [each for each in chunked if each.kind == "unknown"]
+    assert sum(each.flops for each in chunked) == sum(each.flops for each in whole)
+    sizes = [each.shape[1] for each in chunked if each.name.endswith("(product)") and each.shape[2] == 400]
+    assert sorted(sizes) == [8, *[24] * 5]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, load_script
-
-PAGE = (ROOT / "docs" / "predict.md").read_text()
+from tests.conftest import load_script
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +41,3 @@ def test_a_gpu_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespac
     assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | – | – | – |" in table
     assert "| a | 10.00 | 10.10 | +1.0 % | 20 | 16 | 21 |" in table and "median error 20 %, worst 20 %" in table
     assert "then have a median error of 5 %" in table
-
-
-def test_the_page_s_python_compiles() -> None:
-    found = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert found
-    for code in found:
-        ast.parse(code)
-
-
-def test_the_page_s_options_exist() -> None:
-    from hf_memkit.cli import predict
-
-    declared = Path(predict.__file__).read_text() + (ROOT / "hf_memkit" / "cli" / "options.py").read_text()
-    for option in set(re.findall(r"`(--[a-z-]+)", PAGE)):
-        name = option[2:].replace("-", "_")
-        assert option in declared or f"{name}:" in declared, option

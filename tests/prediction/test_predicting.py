@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.common.errors import InputError, NoKernel
 from hf_memkit.common.units import GIB
 from hf_memkit.prediction import Prediction, predict
-from hf_memkit.prediction.defaults import default_setup, look_at_config
 from hf_memkit.prediction.from_setup import MEASURED_ON
 from hf_memkit.prediction.worker import Worker, shared_worker
 from hf_memkit.setup.bf16_on_gpus import unscaled_by_setup
@@ -83,40 +81,3 @@ def test_replicas_add_their_buckets() -> None:
     one, two = predicted(), predicted(gpus=2)
     assert two.categories["buffers"] - one.categories["buffers"] == pytest.approx(gradients, rel=0.001)
     assert any("NCCL" in note for note in two.notes)
-
-
-@pytest.mark.slow
-def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
-    """ZeRO-1 on 1 and on 8 GPUs: the partitions shrink, activations and the loss are the traced ones."""
-    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000}}
-    setup = small_setup(bf16=True).put("deepspeed.config", config, "a test's")
-    alone, eight = (predicted(setup, gpus=gpus) for gpus in (1, 8))
-    elements = sum(facts(GPT2).sizes)
-    assert alone.categories["loss"] == eight.categories["loss"] > 0
-    assert alone.categories["optimizer"] == pytest.approx(12 * elements, rel=0.01), "fp32 weights and two moments"
-    assert eight.categories["optimizer"] == pytest.approx(12 * elements / 8, rel=0.01)
-    assert alone.categories["weights"] == pytest.approx(2 * elements, rel=0.01)
-    assert "DeepSpeed" in alone.confidence.rests_on and alone.confidence.level == "trace"
-
-
-@pytest.mark.slow
-def test_the_verdict_follows_the_gpu() -> None:
-    small = replace(MACHINE, gpu=gpu_of_size("1GB"))
-    large = {**GPT2, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
-    found = predicted(small_setup(large), model=facts(large), machine=small)
-    assert found.verdict == "does not fit" and "it needs at least" in found.why
-    assert predicted(machine=replace(MACHINE, gpu=None)).verdict is None
-
-
-@pytest.mark.slow
-def test_one_setting_that_a_script_was_seen_to_have_can_be_changed_and_predicted() -> None:
-    """An observed setup holds what the arguments show, each with "yours" as its reason, and nothing else."""
-    model = look_at_config(AutoConfig.for_model(**GPT2), "mine", "architecture")
-    seen = default_setup(model, {"per_device_train_batch_size": 4, "bf16": True})
-    assert {s.reason for s in seen.settings if s.key.startswith("arguments.")} == {"yours"}
-    seen = replace(seen, job=Job(model.facts, MACHINE, sequence_length=LENGTH))
-    changed = seen.put("arguments.activation_checkpointing", True, "tried")
-    smaller = seen.put("arguments.per_device_train_batch_size", 1, "tried")
-    assert "arguments.activation_checkpointing" not in seen and seen.micro_batch_size == 4
-    whole, less, least = (predict(each).categories["activations"] for each in (seen, changed, smaller))
-    assert least < whole and less < whole

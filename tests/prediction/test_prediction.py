@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from typing import Any
@@ -14,9 +13,6 @@ from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import (
-    CONTEXT_SLACK_BYTES,
-    LEVELS,
-    SLACK_SHARE,
     Confidence,
     Judgement,
     Level,
@@ -104,18 +100,6 @@ def test_what_the_allocator_rounds_up_is_other() -> None:
         with_rest({"weights": 100}, 99)
 
 
-def test_a_prediction_is_a_value() -> None:
-    given = {"backward": (10 * GIB + 512, 12 * GIB)}
-    prediction = made(phases=given)
-    given["forward"] = (1, 1)
-    assert list(prediction.phases) == ["backward"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        prediction.verdict = "fits"  # type: ignore[misc]
-    assert prediction.with_notes("one more", "one more").notes == ("compiled kernels are not modelled", "one more")
-    assert prediction.total_bytes == (11 * GIB + 500 * MIB, 12 * GIB + 502 * MIB)
-    assert prediction.largest_category == "activations"
-
-
 def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Judgement:
     return judge(
         MACHINE,
@@ -183,13 +167,6 @@ def test_without_a_gpu_there_is_no_verdict() -> None:
     assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
 
 
-def test_judged_takes_the_gpu_s_capacity_and_what_lies_outside_the_allocator() -> None:
-    # 12290 MiB reserved: × 1.05 + 200 = 13104.5 MiB with slack; 500 MiB outside: 13604.5 MiB in all.
-    for capacity, expected in ((13605 * MIB, "fits"), (13604 * MIB, "tight")):
-        judged = made().judged(MACHINE.with_gpu(GPU.with_capacity(capacity)))
-        assert (judged.verdict, judged.capacity_bytes) == (expected, capacity)
-
-
 def test_a_confidence_says_what_it_rests_on() -> None:
     assert str(TRACE) == (
         "trace (two optimizer steps of transformers.Trainer on fake CUDA tensors); not yet measured on a GPU"
@@ -200,11 +177,6 @@ def test_a_confidence_says_what_it_rests_on() -> None:
     for level, rests_on in (("guess", "x"), ("trace", "")):
         with pytest.raises(ValueError, match="confidence"):
             Confidence(level, rests_on)  # type: ignore[arg-type]
-
-
-def test_the_less_is_known_the_more_slack() -> None:
-    assert set(SLACK_SHARE) == set(LEVELS) and TRACE.with_slack(0) == CONTEXT_SLACK_BYTES
-    assert Confidence("cpu trace", "x").with_slack(GIB) > TRACE.with_slack(GIB)
 
 
 @pytest.mark.parametrize(

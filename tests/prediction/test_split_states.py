@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.catalog.architectures import ARCHITECTURES
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
-from hf_memkit.catalog.models import ModelFacts, describe
+from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
@@ -26,14 +25,13 @@ from hf_memkit.setup.ledger import Ledger, Row
 from hf_memkit.setup.setup import Setup
 from tests.prediction.cases import facts
 
-COUNTS = ((1, 1), (2, 1), (8, 1), (8, 8), (8, 128))
-"""(GPUs of a machine, machines): 1, 2, 8, 64 and 1024 ranks."""
+COUNTS = ((1, 1), (2, 1), (8, 8))
+"""(GPUs of a machine, machines): 1, 2 and 64 ranks."""
 
 SMALL: dict[str, Any] = {
     "model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 50257, "n_positions": 128,
 }  # fmt: skip
 """GPT-2 XL's kind, its vocabulary and its imbalance, small."""
-LLAMA_8B = ARCHITECTURES["meta-llama/Llama-3.1-8B"].config
 
 MACHINE = Machine(gpu_of_size("80GB"), ram_bytes=2048 * GIB, disk_free_bytes=9999 * GIB, disk_path="/d", cpu_count=8)
 
@@ -63,7 +61,7 @@ TRACED = {"zero1": [], "zero2-offload": [], "zero3-infinity": [], "zero3": [pyte
     "preset", [pytest.param(name, marks=TRACED.get(name, [pytest.mark.exhaustive])) for name in preset_index()]
 )
 def test_every_preset_is_predicted_to_the_end(preset: str) -> None:
-    """Traced, on 1 to 1024 ranks: a number comes out, more GPUs never need more of each, and RAM, pinned RAM and disk
+    """Traced, on 1 to 64 ranks: a number comes out, more GPUs never need more of each, and RAM, pinned RAM and disk
     are the ledger's."""
     model = facts(SMALL)
     peaks = []
@@ -88,15 +86,6 @@ def _constant(ledger: Ledger) -> int:
     return sum(row.size_bytes for row in ledger.rows if row.place == "device" and row.category == "buffers") + sum(
         row.size_bytes for row in ledger.rows if row.term == "small parameters, never split"
     )
-
-
-def test_a_trace_of_llama_8b_under_stage_3() -> None:
-    model = describe("llama-8b-shape", LLAMA_8B, use_hub=False)
-    setup = setup_of("zero3", LLAMA_8B, model, 8, 1)
-    found = predicted(setup, model, 8, 1)
-    assert found.confidence.level == "trace"
-    elements = sum(model.sizes)
-    assert found.categories["optimizer"] == pytest.approx(12 * elements / 8, rel=0.01)
 
 
 def small_trace() -> Trace:
@@ -214,22 +203,9 @@ def test_moments_come_with_the_first_step() -> None:
     assert held == [512 + 2048, 512 + 8192 + 2048]
 
 
-def test_gradients_that_leave_the_gpu_leave_nothing() -> None:
-    found = one_rank(small_trace(), Ledger((row("largest gradient", 6144, "gradients", "backward"),))).peaks_by_phase()
-    assert found["backward"] == 2048 + 6144 and found["optimizer"] == 512
-
-
 def test_gathered_parameters_are_gone_before_the_step() -> None:
     rows = (row("largest gradient", 6144, "gradients", "backward"), row("live parameters", 8192, "buffers"))
     found = one_rank(small_trace(), Ledger(rows)).peaks_by_phase()
     assert found["forward"] == 2048 + 8192 and found["optimizer"] == 512
     assert any("upper bound" in note for note in split_notes(Ledger(rows)))
     assert not any("upper bound" in note for note in split_notes(Ledger(rows[:1])))
-
-
-def test_a_smaller_gpu_changes_the_verdict_only() -> None:
-    model = facts(SMALL)
-    setup = setup_of("zero2", SMALL, model, 2, 1)
-    found = predicted(setup, model, 2, 1)
-    tiny = replace(MACHINE, gpu=gpu_of_size("1GB"))
-    assert found.verdict == "fits" and found.judged(tiny).peak_allocated_bytes == found.peak_allocated_bytes

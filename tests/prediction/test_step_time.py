@@ -183,12 +183,6 @@ def test_every_gpu_prices_every_type(name: str) -> None:
     assert priced(work, name, 8.0).seconds[1] > 0
 
 
-def test_a_faster_gpu_is_faster() -> None:
-    work = work_of([PRODUCT, COPY] * 5)
-    h100, a100, t4 = priced(work, "H100 80GB", 9.0), priced(work), priced(work, "T4", 7.5)
-    assert h100.seconds[1] < a100.seconds[1] < t4.seconds[1]
-
-
 def test_a_slower_host_queues_longer() -> None:
     """Defect: a factor of the host without effect."""
     small = work_of([SMALL] * 1000)

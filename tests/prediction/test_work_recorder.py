@@ -83,11 +83,6 @@ def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Pa
     assert wire.read(Trace, wire.written(trace)) == trace
 
 
-def test_nothing_is_recorded_unless_it_is_asked_for(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
-    """Defect: every prediction pays for it."""
-    assert traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH)).work is None
-
-
 def test_the_four_bit_product_dequantises_and_multiplies(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: products with 4-bit weights without FLOPs: they are bitsandbytes' operation, not torch's."""
     pytest.importorskip("bitsandbytes")
