@@ -41,7 +41,7 @@ NO_CLIP = {"max_grad_norm": 0.0}
 ON = {"ddp_find_unused_parameters": False}
 LIGER = {"use_liger_kernel": True}
 
-ADAPTER_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "adapter-target-missing": [
         Case("adapter.target_modules", job(lora(target_modules=["c_attn", "q_proj"])),
              job(lora(target_modules=["c_attn"]))),

@@ -24,7 +24,7 @@ def grpo(group: int, gpus: int | None = None, **arguments: Any) -> Subject:
     return Subject(arguments={**GRPO, "num_generations": group, **arguments}, arguments_file="args.yaml", gpus=gpus)
 
 
-ARGUMENT_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "misspelt-argument": [
         Case("gradient_acumulation_steps", file(gradient_acumulation_steps=4),
              file(gradient_accumulation_steps=4, model_name="x")),

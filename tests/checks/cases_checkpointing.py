@@ -29,7 +29,7 @@ _SURE = {"use_reentrant": False}
 _AGAIN = {"use_reentrant": True}
 _DDP = {_SWITCH: True, "ddp_find_unused_parameters": True}
 
-CHECKPOINTING_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "checkpointing-two-names": [
         Case("gradient_checkpointing", Subject(arguments={"gradient_checkpointing": True, _SWITCH: False}),
              Subject(arguments={"gradient_checkpointing": True})),

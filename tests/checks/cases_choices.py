@@ -36,7 +36,7 @@ BATCH = "gradient_accumulation_steps"
 SR = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
 FP16 = {"model__dtype": "float16"}
 
-CHOICE_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "accumulation-multiplies-the-loss": [
         Case(BATCH, _args(_of_type("bart"), gradient_accumulation_steps=4), _args(_of_type("bart"))),
         Case(BATCH, _args(_of_type("xlnet"), gradient_accumulation_steps=2),

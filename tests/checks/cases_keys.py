@@ -8,7 +8,7 @@ from hf_memkit.checks import Subject
 from tests.checks.case import CPU, NVME, OPTIMIZER, ZERO, Case, of
 from tests.checks.configs import ADAMW, GONE
 
-KEY_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "removed-key": [
         Case("elasticity", of(2, {"elasticity": {"enabled": True}}), of(2)),
         Case(f"{ZERO}.mics_shard_size", of(3, {f"{ZERO}.mics_shard_size": 8}), of(3)),

@@ -18,7 +18,7 @@ def section(**content: Any) -> dict[str, Any]:
     return {"deepspeed_config": content}
 
 
-LAUNCHER_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "accelerate-unknown-key": [
         Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
     ],

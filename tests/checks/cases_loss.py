@@ -30,7 +30,7 @@ def _config(**values: Any) -> dict[str, Any]:
     return {**_LIGER, "liger_kernel_config": values}
 
 
-LOSS_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "liger-model-unknown": [
         Case("use_liger_kernel", _of(_LIGER, model=SMALL), _of(_LIGER, model=LARGE)),
     ],

@@ -36,7 +36,7 @@ def loaded(dtype: str, optim: str, **more: Any) -> Subject:
     return Subject(arguments={"optim": optim, **arguments}, settings={"model.dtype": dtype, **settings})
 
 
-OPTIMIZER_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "optimizer-options-ignored": [
         Case("optim_args", on("adamw_torch", optim_args="foreach=False"), on("adamw_torch")),
         Case("optim_args", on("adamw_bnb_8bit", optim_args="min_8bit_size=1"), on("sgd", optim_args="momentum=0.9")),

@@ -20,7 +20,7 @@ def job(settings: dict[str, Any] | None = None, /, **arguments: Any) -> Subject:
 OPT = replace(SMALL, config={"model_type": "opt"})
 GENERATING = {"predict_with_generate": True, "generation_max_length": 4096, "per_device_eval_batch_size": 8}
 
-RUNNING_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "drop-last-in-evaluation": [
         Case("dataloader_drop_last", job(dataloader_drop_last=True, eval_strategy="steps"),
              job(dataloader_drop_last=True)),

@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 QUANTIZED = f"{ZERO}.zero_quantized_gradients"
 OVERLAPPED = {**ZENFLOW, f"{ZERO}.zenflow": {"update_interval": 4, "overlap_step": True}}
 
-ZERO_CASES: dict[str, list[Case]] = {
+CASES: dict[str, list[Case]] = {
     "wrong-stage": [
         Case(f"{ZERO}.sub_group_size", of(2, {f"{ZERO}.sub_group_size": 1}), of(3)),
         Case(f"{ZERO}.round_robin_gradients", of(3, {f"{ZERO}.round_robin_gradients": True}),
