@@ -26,16 +26,17 @@ from hf_memkit import predict_recipe
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
-from hf_memkit.prediction import predict
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.recipes.by_data import ByData, _with, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
+from hf_memkit.recipes.variant_search import unjudged
 from hf_memkit.run.ranks import Place, Ranks
 from hf_memkit.run.training import run
 from hf_memkit.setup.request import Request
 from tests.conftest import ROOT
+from tests.prediction.test_prediction import made
 from tests.recipes.resolving import resolve
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -101,7 +102,7 @@ def test_the_worst_batch_is_the_run_s(
     options, recipe = RunOptions(Request(recipe=name, data=source, output="run")), load_recipe(name)
     options = RunOptions(options.request, setting=tuple(f"{key}={value}" for key, value in settings.items()))
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), predict)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), unjudged)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -276,6 +277,7 @@ def test_where_all_batches_have_one_size_nothing_is_read(name: str) -> None:
 def test_a_data_set_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Would notice: a prediction that fetches gigabytes, or a bound that is not said to be one."""
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("hf_memkit.recipes.by_data.predict", lambda setup: made())
     setup = resolve(load_recipe("bert-large-on-8gb"), machine, Request(variant="8bit"), use_hub=False)
     judge = judge_of(Request(data="stanfordnlp/imdb"))
     assert not isinstance(judge, ByData)

@@ -104,7 +104,6 @@ def test_less_is_kept_for_backward() -> None:
         )
 
     plain = kept(model)
-    assert kept(torch.compile(model, backend="eager")) == plain
     assert kept(torch.compile(model, backend="aot_eager")) < 0.85 * plain
 
 
