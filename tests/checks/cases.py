@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.checks.case import Case
 
 CASES: dict[str, list[Case]] = {
-    rule: cases
+    rule: cases if isinstance(cases, list) else [cases]
     for path in sorted(Path(__file__).parent.glob("cases_*.py"))
     for rule, cases in import_module(f"tests.checks.{path.stem}").CASES.items()
 }

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
@@ -213,44 +207,6 @@ def test_what_people_are_told(
     assert same.verdict == "does not fit" and any(note.startswith("A typical batch, 16 × ") for note in same.notes)
     assert main(["predict", "--data", data, "--model", "gpt2-xl"]) == 2
     assert "--recipe NAME" in capsys.readouterr().err
-
-
-def model_folder(path: Path) -> str:
-    """A BERT of a few layers with random weights, and a tokenizer of words."""
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, **{word: at for at, word in enumerate(WORDS, 4)}}
-    plain = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    plain.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    tokenizer.save_pretrained(path)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    BertForSequenceClassification(BertConfig(vocab_size=1024, **sizes)).save_pretrained(path)
-    return str(path)
-
-
-@pytest.mark.exhaustive
-def test_the_exported_script_is_predicted_alike(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would notice: a recipe and a script that have different batches, or different needs, of the same data."""
-    monkeypatch.chdir(tmp_path)
-    data, model = str(texts(tmp_path / "texts.jsonl", longest=400)), model_folder(tmp_path / "model")
-    asked = ["bert-large-on-8gb", "--model", model, "--data", data, "--variant", "8bit", "--gpu-memory", "8GB"]
-    assert main(["recipe", *asked, "--export", "job"]) == 0
-    capfd.readouterr()
-    found = {}
-    script = ["job/train_text_classification.py", "--gpu-memory", "8GB", "--json", "--", "job/args.yaml"]
-    for name, command in (("recipe", ["--recipe", *asked, "--json"]), ("script", script)):
-        assert main(["predict", *command]) == 0
-        found[name] = json.loads(capfd.readouterr().out)
-    recipe, exported = (found[name]["request"]["batches"] for name in ("recipe", "script"))
-    assert recipe["worst"] == exported["worst"] and recipe["usual"]["batch"] == exported["usual"]["batch"]
-    assert recipe["usual"]["total_gib"] == pytest.approx(exported["usual"]["total_gib"], rel=0.02)
-    for phase in ("load", "forward", "backward", "optimizer"):
-        one, other = (found[name]["phases"][phase]["peak_allocated_gib"] for name in ("recipe", "script"))
-        assert one == pytest.approx(other, rel=0.005), phase
-    assert found["recipe"]["peak_reserved_gib"][1] == pytest.approx(found["script"]["peak_reserved_gib"][1], rel=0.02)
 
 
 def test_targets_have_a_length_of_their_own() -> None:
