@@ -6,12 +6,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import report_overhead
-from benchmarks.overhead_arms import ARMS, PARTS, Arm, Timings
+from benchmarks.overhead_arms import PARTS, Arm, Timings
 from benchmarks.stopwatch import Stopwatch, watching
 
 
@@ -62,21 +61,6 @@ def test_an_arm_is_compared_with_its_own_baseline_round_by_round() -> None:
     assert row["added_us"] == 5.0 and row["added_us_range"] == [3.0, 7.0]
     assert row["inside_us"] == 5.0 and row["step_us"] == 155.0
     assert "–" in report_overhead.table([{"arm": "nothing", "step_us": 1.0}])
-
-
-def test_every_arm_is_compared_with_one_that_is_there() -> None:
-    names = [arm.name for arm in ARMS]
-    assert len(names) == len(set(names)) == 8
-    assert all(arm.against in (None, *names) for arm in ARMS)
-
-
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_overhead, "find_spec", lambda name: None)
-    arms, left_out = report_overhead.usable_arms(on_gpu=False)
-    assert left_out == [f"{name}: lightning is not installed" for name in ("lightning", "lightning-monitor")]
-    assert len(arms) == 6
-    monkeypatch.setattr(report_overhead, "find_spec", lambda name: SimpleNamespace())
-    assert report_overhead.usable_arms(on_gpu=True)[1] == []
 
 
 @pytest.mark.exhaustive

@@ -52,6 +52,20 @@ class Case:
     good: Subject
 
 
+Cases = dict[str, Case | list[Case]]
+
+
+def keyed(key: str, bad: tuple[int, Any], good: tuple[int, Any] | int) -> Case:
+    """Two DeepSpeed configs in which `key` alone differs: (stage, value); a stage: without the key."""
+    (stage, wrong), (other, right) = bad, (good, {}) if isinstance(good, int) else (good[0], {key: good[1]})
+    return Case(key, of(stage, {key: wrong}), of(other, right))
+
+
+def value(key: str, bad: Any, good: Any, **more: Any) -> Case:
+    """Two jobs with this argument alone."""
+    return Case(key, Subject(arguments={key: bad}, **more), Subject(arguments={key: good}, **more))
+
+
 def of(stage: int, changes: dict[str, Any] | None = None, /, **more: Any) -> Subject:
     """A subject with Trainer's arguments known and empty, unless given."""
     return Subject(ds(stage, changes), **{"arguments": {}, **more})

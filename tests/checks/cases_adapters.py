@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_memkit.catalog.models import Linear
 from hf_memkit.checks import Subject
-from tests.checks.case import SMALL, Case
+from tests.checks.case import SMALL, Case, Cases
 from tests.checks.configs import ds
 
 _LAYERS = (Linear("h.0.attn.c_attn", 1_000, 1_000), Linear("lm_head", 1_000, 2_000, head=True))
@@ -41,11 +41,9 @@ NO_CLIP = {"max_grad_norm": 0.0}
 ON = {"ddp_find_unused_parameters": False}
 LIGER = {"use_liger_kernel": True}
 
-ADAPTER_CASES: dict[str, list[Case]] = {
-    "adapter-target-missing": [
-        Case("adapter.target_modules", job(lora(target_modules=["c_attn", "q_proj"])),
-             job(lora(target_modules=["c_attn"]))),
-    ],
+CASES: Cases = {
+    "adapter-target-missing": Case("adapter.target_modules", job(lora(target_modules=["c_attn", "q_proj"])),
+                                   job(lora(target_modules=["c_attn"]))),
     "adapter-copies-module": [
         Case("adapter.modules_to_save", job(lora(modules_to_save=["lm_head"])), job(LORA)),
         Case("adapter.modules_to_save", job(lora(modules_to_save=["wte"]), model=replace(MODEL, tied=2_001_000)),
@@ -67,9 +65,7 @@ ADAPTER_CASES: dict[str, list[Case]] = {
              job(lora(target_modules=["c_attn", "lm_head"]))),
         Case("adapter.target_modules", job(lora(target_modules=["lm_head"]), LIGER, model=None), job(LORA, LIGER)),
     ],
-    "quantised-without-adapters": [
-        Case("model.quantization", job({"model.quantization": NF4}), job(QLORA)),
-    ],
+    "quantised-without-adapters": Case("model.quantization", job({"model.quantization": NF4}), job(QLORA)),
     "quantised-to-fp4": [
         Case("model.quantization.bnb_4bit_quant_type", job(quantised(bnb_4bit_quant_type=None)), job(QLORA)),
         Case("model.quantization.bnb_4bit_quant_type", job(quantised(bnb_4bit_quant_type="fp4")), job(QLORA)),
@@ -80,17 +76,15 @@ ADAPTER_CASES: dict[str, list[Case]] = {
              job({**LORA, "model.quantization": {"load_in_4bit": True}}, {"bf16": True}),
              job({**LORA, "model.quantization": {"load_in_4bit": True}})),
     ],
-    "quantised-once": [
-        Case("model.quantization.bnb_4bit_use_double_quant", job(quantised(bnb_4bit_use_double_quant=None)),
-             job(QLORA)),
-    ],
+    "quantised-once": Case("model.quantization.bnb_4bit_use_double_quant",
+                           job(quantised(bnb_4bit_use_double_quant=None)), job(QLORA)),
     "quantised-head": [
         Case("model.quantization.llm_int8_skip_modules", job(quantised(llm_int8_skip_modules=["c_attn"])),
              job(quantised(llm_int8_skip_modules=["c_attn", "lm_head"]))),
         Case("model.quantization.llm_int8_skip_modules", job(quantised(llm_int8_skip_modules=["x"]), model=None),
              job(quantised(llm_int8_skip_modules=["lm_head"]), model=None)),
     ],
-    "experts-not-quantised": [Case("model.quantization", job(QLORA, model=EXPERTS), job(LORA, model=EXPERTS))],
+    "experts-not-quantised": Case("model.quantization", job(QLORA, model=EXPERTS), job(LORA, model=EXPERTS)),
     "offload-clips-nothing": [
         Case("max_grad_norm", job(OFFLOAD), job(OFFLOAD, NO_CLIP)),
         Case("max_grad_norm", job(OFFLOAD, {"max_grad_norm": 0.5}), job({}, {"max_grad_norm": 0.5})),
@@ -101,10 +95,10 @@ ADAPTER_CASES: dict[str, list[Case]] = {
         Case(f"{PART}.offload_gradients", job({PART: {"offload_gradients": True}}, {"gradient_accumulation_steps": 4}),
              job({PART: {}}, {"gradient_accumulation_steps": 4})),
     ],
-    "offload-on-several-cards": [Case(PART, job(OFFLOAD, NO_CLIP, gpus=2), job(OFFLOAD, NO_CLIP, gpus=1))],
+    "offload-on-several-cards": Case(PART, job(OFFLOAD, NO_CLIP, gpus=2), job(OFFLOAD, NO_CLIP, gpus=1)),
     "offload-rounds-updates": [
         Case("model.dtype", job({**OFFLOAD, "model.dtype": "bfloat16"}), job({**OFFLOAD, "model.dtype": "float32"})),
         Case("model.dtype", job({**OFFLOAD, "model.dtype": "bfloat16"}), job({**OFFLOAD, **QLORA})),
     ],
-    "offload-twice": [Case(PART, job(OFFLOAD, config=ds(2)), job({}, config=ds(2)))],
+    "offload-twice": Case(PART, job(OFFLOAD, config=ds(2)), job({}, config=ds(2))),
 }  # fmt: skip

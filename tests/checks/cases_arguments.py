@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hf_memkit.checks import Subject
-from tests.checks.case import Case
+from tests.checks import case
+from tests.checks.case import Case, Cases
 from tests.checks.configs import ds
 
 
@@ -13,6 +15,7 @@ def file(**arguments: Any) -> Subject:
     return Subject(arguments=arguments, arguments_file="args.yaml")
 
 
+value = partial(case.value, arguments_file="args.yaml")
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 SFT = {"packing": True, "dataset_text_field": "text"}
 DPO = {"beta": 0.1, "loss_type": "apo_zero", "precompute_ref_log_probs": False}
@@ -24,7 +27,7 @@ def grpo(group: int, gpus: int | None = None, **arguments: Any) -> Subject:
     return Subject(arguments={**GRPO, "num_generations": group, **arguments}, arguments_file="args.yaml", gpus=gpus)
 
 
-ARGUMENT_CASES: dict[str, list[Case]] = {
+CASES: Cases = {
     "misspelt-argument": [
         Case("gradient_acumulation_steps", file(gradient_acumulation_steps=4),
              file(gradient_accumulation_steps=4, model_name="x")),
@@ -102,13 +105,13 @@ ARGUMENT_CASES: dict[str, list[Case]] = {
         Case("padding_free", file(padding_free=True, **DPO), file(padding_free=True, **SFT)),
     ],
     "value-not-allowed": [
-        Case("eval_strategy", file(eval_strategy="step"), file(eval_strategy="steps")),
-        Case("save_strategy", file(save_strategy="epochs"), file(save_strategy="best")),
-        Case("eval_strategy", file(eval_strategy=False), file(eval_strategy="no")),
-        Case("lr_scheduler_type", file(lr_scheduler_type="cosin"), file(lr_scheduler_type="cosine")),
-        Case("optim", file(optim="adamw_8bits"), file(optim="adamw_8bit")),
-        Case("optim", file(optim="adamw_apex_fused"), file(optim="adamw_torch_fused")),
-        Case("hub_strategy", file(hub_strategy="all"), file(hub_strategy=None)),
+        value("eval_strategy", "step", "steps"),
+        value("save_strategy", "epochs", "best"),
+        value("eval_strategy", False, "no"),
+        value("lr_scheduler_type", "cosin", "cosine"),
+        value("optim", "adamw_8bits", "adamw_8bit"),
+        value("optim", "adamw_apex_fused", "adamw_torch_fused"),
+        value("hub_strategy", "all", None),
     ],
     "best-model-strategies": [
         Case("load_best_model_at_end", file(load_best_model_at_end=True), file(**BEST)),
@@ -124,15 +127,13 @@ ARGUMENT_CASES: dict[str, list[Case]] = {
     ],
     "steps-refused": [
         Case("logging_steps", file(logging_steps=0), file(logging_steps=0, logging_strategy="epoch")),
-        Case("save_steps", file(save_steps=2.5), file(save_steps=0.5)),
+        value("save_steps", 2.5, 0.5),
         Case("eval_steps", file(eval_strategy="steps", eval_steps=2.5), file(eval_strategy="epoch", eval_steps=2.5)),
-        Case("warmup_steps", file(warmup_steps=-1), file(warmup_steps=0.1)),
-        Case("torch_empty_cache_steps", file(torch_empty_cache_steps=0), file(torch_empty_cache_steps=None)),
+        value("warmup_steps", -1, 0.1),
+        value("torch_empty_cache_steps", 0, None),
     ],
-    "schedule-needs-evaluation": [
-        Case("lr_scheduler_type", file(lr_scheduler_type="reduce_lr_on_plateau"),
-             file(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch")),
-    ],
+    "schedule-needs-evaluation": Case("lr_scheduler_type", file(lr_scheduler_type="reduce_lr_on_plateau"),
+                                      file(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch")),
     "optimizer-not-installed": [
         # Neither package is among memkit's extras of the development environment.
         Case("optim", Subject(arguments={"optim": "schedule_free_radam"}, here=True),

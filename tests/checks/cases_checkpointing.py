@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hf_memkit.checks import Subject
-from tests.checks.case import MACHINE, ON_CPU, SMALL, Case
+from tests.checks.case import MACHINE, ON_CPU, SMALL, Case, Cases
 
 _SWITCH, _OPTIONS = "activation_checkpointing", "activation_checkpointing_kwargs"
 _DEEP = replace(
@@ -29,7 +29,7 @@ _SURE = {"use_reentrant": False}
 _AGAIN = {"use_reentrant": True}
 _DDP = {_SWITCH: True, "ddp_find_unused_parameters": True}
 
-CHECKPOINTING_CASES: dict[str, list[Case]] = {
+CASES: Cases = {
     "checkpointing-two-names": [
         Case("gradient_checkpointing", Subject(arguments={"gradient_checkpointing": True, _SWITCH: False}),
              Subject(arguments={"gradient_checkpointing": True})),
@@ -65,14 +65,11 @@ CHECKPOINTING_CASES: dict[str, list[Case]] = {
         Case(_OPTIONS, Subject(arguments={**_DDP, _OPTIONS: _AGAIN, "block_size": 512}),
              Subject(arguments={**_DDP, _OPTIONS: _AGAIN, "fsdp": "full_shard"})),
     ],
-    "checkpointing-masks-differ": [
-        Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),
-             _on({**_SURE, "preserve_rng_state": False}, model=_DRY)),
-    ],
-    "checkpointing-and-fsdp": [
-        Case(_SWITCH, Subject(arguments={_SWITCH: True, "fsdp": True, "fsdp_config": {_SWITCH: True}}),
-             Subject(arguments={_SWITCH: False, "fsdp": True, "fsdp_config": {_SWITCH: True}})),
-    ],
+    "checkpointing-masks-differ": Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),
+                                       _on({**_SURE, "preserve_rng_state": False}, model=_DRY)),
+    "checkpointing-and-fsdp": Case(_SWITCH,
+                                   Subject(arguments={_SWITCH: True, "fsdp": True, "fsdp_config": {_SWITCH: True}}),
+                                   Subject(arguments={_SWITCH: False, "fsdp": True, "fsdp_config": {_SWITCH: True}})),
     "every-nth-of-few": [
         Case(_OPTIONS, _on({**_SURE, "every_n_layers": 25}, model=_DEEP),
              _on({**_SURE, "every_n_layers": 24}, model=_DEEP)),
@@ -82,11 +79,9 @@ CHECKPOINTING_CASES: dict[str, list[Case]] = {
         Case(_SWITCH, _part(_SELECTIVE, {}, {_SWITCH: True}), _part(_SELECTIVE, {}, {_SWITCH: False})),
         Case(_SWITCH, _part(_SEGMENTS, {"segment_layers": 1}, {_SWITCH: True}), _on(_SURE)),
     ],
-    "checkpointing-function": [Case(_OPTIONS, _on({**_SURE, "context_fn": print}), _on({**_SURE, "debug": False}))],
-    "offload-without-accelerator": [
-        Case(_OPTIONS, _on({**_SURE, "offload": True}, machine=ON_CPU),
-             _on({**_SURE, "offload": True}, machine=MACHINE)),
-    ],
+    "checkpointing-function": Case(_OPTIONS, _on({**_SURE, "context_fn": print}), _on({**_SURE, "debug": False})),
+    "offload-without-accelerator": Case(_OPTIONS, _on({**_SURE, "offload": True}, machine=ON_CPU),
+                                        _on({**_SURE, "offload": True}, machine=MACHINE)),
     "checkpointing-unknown-option": [
         Case(f"{_OPTIONS}.every_n_layer", _on({**_SURE, "every_n_layer": 2}), _on({**_SURE, "every_n_layers": 2})),
         Case(f"{_OPTIONS}.ofload", _on({**_SURE, "ofload": True}), _on({**_SURE, "early_stop": False})),

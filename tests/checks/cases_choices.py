@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.checks import Subject
-from tests.checks.case import MACHINE, OLD_GPU, ON_CPU, SMALL, Case, of
+from tests.checks.case import MACHINE, OLD_GPU, ON_CPU, SMALL, Case, Cases, of, value
 
 
 def _of_type(model_type: str) -> ModelFacts:
@@ -36,7 +36,7 @@ BATCH = "gradient_accumulation_steps"
 SR = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
 FP16 = {"model__dtype": "float16"}
 
-CHOICE_CASES: dict[str, list[Case]] = {
+CASES: Cases = {
     "accumulation-multiplies-the-loss": [
         Case(BATCH, _args(_of_type("bart"), gradient_accumulation_steps=4), _args(_of_type("bart"))),
         Case(BATCH, _args(_of_type("xlnet"), gradient_accumulation_steps=2),
@@ -55,15 +55,14 @@ CHOICE_CASES: dict[str, list[Case]] = {
              _args(SMALL, gradient_accumulation_steps=2)),
     ],
     "batch-search-shrinks-the-batch": [
-        Case("auto_find_batch_size", _args(auto_find_batch_size=True), _args(auto_find_batch_size=False)),
+        value("auto_find_batch_size", True, False),
         Case("auto_find_batch_size", of(2, arguments={"auto_find_batch_size": True}),
              of(3, arguments={"auto_find_batch_size": True})),
     ],
     "batch-split-among-processes": [
         Case("accelerator_config", Subject(arguments={"accelerator_config": {"split_batches": True}}, gpus=2),
              Subject(arguments={"accelerator_config": {"split_batches": True}}, gpus=1)),
-        Case("accelerator_config", _args(accelerator_config='{"split_batches": true}'),
-             _args(accelerator_config='{"split_batches": false}')),
+        value("accelerator_config", '{"split_batches": true}', '{"split_batches": false}'),
     ],
     "accumulation-in-accelerator-config": [
         Case("accelerator_config", _args(accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}}),
@@ -131,13 +130,9 @@ CHOICE_CASES: dict[str, list[Case]] = {
         Case("dataloader_prefetch_factor", _args(dataloader_prefetch_factor=4),
              _args(dataloader_prefetch_factor=4, dataloader_num_workers=1)),
     ],
-    "pinning-without-card": [
-        Case("dataloader_pin_memory", _args(dataloader_pin_memory=True, use_cpu=True),
-             _args(dataloader_pin_memory=True)),
-    ],
-    "low-cpu-mem-usage-ignored": [
-        Case("low_cpu_mem_usage", _args(low_cpu_mem_usage=True), _args(learning_rate=1e-4)),
-    ],
+    "pinning-without-card": Case("dataloader_pin_memory", _args(dataloader_pin_memory=True, use_cpu=True),
+                                 _args(dataloader_pin_memory=True)),
+    "low-cpu-mem-usage-ignored": Case("low_cpu_mem_usage", _args(low_cpu_mem_usage=True), _args(learning_rate=1e-4)),
     "device-map-with-stage-3": [
         Case("model.device_map", of(3, settings={"model.device_map": "cuda"}),
              of(2, settings={"model.device_map": "cuda"})),

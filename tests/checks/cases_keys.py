@@ -5,31 +5,30 @@ from __future__ import annotations
 import math
 
 from hf_memkit.checks import Subject
-from tests.checks.case import CPU, NVME, OPTIMIZER, ZERO, Case, of
+from tests.checks.case import CPU, NVME, OPTIMIZER, ZERO, Case, Cases, keyed, of
 from tests.checks.configs import ADAMW, GONE
 
-KEY_CASES: dict[str, list[Case]] = {
+CASES: Cases = {
     "removed-key": [
-        Case("elasticity", of(2, {"elasticity": {"enabled": True}}), of(2)),
-        Case(f"{ZERO}.mics_shard_size", of(3, {f"{ZERO}.mics_shard_size": 8}), of(3)),
+        keyed("elasticity", (2, {"enabled": True}), 2),
+        keyed(f"{ZERO}.mics_shard_size", (3, 8), 3),
     ],
     "rejected-key": [
         Case(f"{ZERO}.overlap_com", of(2, {f"{ZERO}.overlap_com": True}), of(2, {f"{ZERO}.overlap_comm": True})),
-        Case("bf16.enable", of(2, {"bf16.enable": True}), of(2)),
+        keyed("bf16.enable", (2, True), 2),
         Case("optimizer.params.learning_rate", of(2, {"optimizer": {**ADAMW, "params": {"learning_rate": 1e-4}}}),
              of(2, {"optimizer": ADAMW})),
     ],
     "unknown-key": [
-        Case("gradient_cliping", of(2, {"gradient_cliping": 1.0}), of(2)),
-        Case("aio.queue_dept", of(3, {**NVME, "aio": {"queue_dept": 8}}),
-             of(3, {**NVME, "aio": {"queue_depth": 8}})),
+        keyed("gradient_cliping", (2, 1.0), 2),
+        Case("aio.queue_dept", of(3, {**NVME, "aio": {"queue_dept": 8}}), of(3, {**NVME, "aio": {"queue_depth": 8}})),
         Case("activation_checkpointing.partition_activation",
              of(2, {"activation_checkpointing": {"partition_activation": True}}), of(2, {"_comment": "mine"})),
     ],
-    "renamed-key": [Case("aio.thread_count", of(3, {**NVME, "aio": {"thread_count": 2}}), of(3, NVME))],
+    "renamed-key": Case("aio.thread_count", of(3, {**NVME, "aio": {"thread_count": 2}}), of(3, NVME)),
     "misplaced-key": [
         Case(f"{ZERO}.aio", of(3, {**NVME, f"{ZERO}.aio": {"block_size": 1048576}}), of(3, NVME)),
-        Case("stage3_max_live_parameters", of(3, {"stage3_max_live_parameters": 1}), of(3)),
+        keyed("stage3_max_live_parameters", (3, 1), 3),
         Case("bf16.loss_scale", of(2, {"bf16": {"enabled": True, "loss_scale": 0}}), of(2)),
         Case(f"{OPTIMIZER}.buffer_size", of(3, {OPTIMIZER: {**NVME[OPTIMIZER], "buffer_size": 1}}), of(3, NVME)),
     ],
@@ -43,29 +42,25 @@ KEY_CASES: dict[str, list[Case]] = {
     "auto-not-filled": [
         Case(f"{ZERO}.allgather_bucket_size", of(2, {f"{ZERO}.allgather_bucket_size": "auto"}),
              of(2, {f"{ZERO}.reduce_bucket_size": "auto"})),
-        Case(f"{ZERO}.stage", of(2, {f"{ZERO}.stage": "auto"}), of(2)),
+        keyed(f"{ZERO}.stage", (2, "auto"), 2),
     ],
     "wrong-type": [
-        Case(f"{ZERO}.reduce_bucket_size", of(2, {f"{ZERO}.reduce_bucket_size": "5e8"}),
-             of(2, {f"{ZERO}.reduce_bucket_size": 5e7})),
-        Case(f"{ZERO}.overlap_comm", of(2, {f"{ZERO}.overlap_comm": "true"}),
-             of(2, {f"{ZERO}.overlap_comm": None})),
+        keyed(f"{ZERO}.reduce_bucket_size", (2, "5e8"), (2, 5e7)),
+        keyed(f"{ZERO}.overlap_comm", (2, "true"), (2, None)),
         Case("gradient_clipping", of(2, {"gradient_clipping": "1.0"}), of(2, {"steps_per_print": math.inf})),
         Case("memory_breakdown", of(2, {"memory_breakdown": {"enabled": False}}),
              of(2, {"activation_checkpointing": {"number_checkpoints": False}})),
         Case(f"{ZERO}.offload_optimizer", of(2, {OPTIMIZER: "cpu"}), of(2, {OPTIMIZER: None})),
     ],
     "out-of-range": [
-        Case(f"{ZERO}.stage", of(2, {f"{ZERO}.stage": 4}), of(3)),
-        Case(f"{ZERO}.reduce_bucket_size", of(2, {f"{ZERO}.reduce_bucket_size": 0}), of(2)),
+        keyed(f"{ZERO}.stage", (2, 4), 3),
+        keyed(f"{ZERO}.reduce_bucket_size", (2, 0), 2),
         Case(f"{OPTIMIZER}.device", of(2, {OPTIMIZER: {"device": "gpu"}}), of(2, CPU)),
     ],
-    "unknown-optimizer": [
-        Case("optimizer.type", of(2, {"optimizer": {"type": "AdamWW"}}), of(2, {"optimizer": {"type": "RMSprop"}})),
-    ],
-    "unknown-scheduler": [
-        Case("scheduler.type", of(2, {"scheduler": {"type": "WarmUpLR"}}), of(2, {"scheduler": {"type": "StepLR"}})),
-    ],
+    "unknown-optimizer": Case("optimizer.type", of(2, {"optimizer": {"type": "AdamWW"}}),
+                              of(2, {"optimizer": {"type": "RMSprop"}})),
+    "unknown-scheduler": Case("scheduler.type", of(2, {"scheduler": {"type": "WarmUpLR"}}),
+                              of(2, {"scheduler": {"type": "StepLR"}})),
     "trainer-mismatch": [
         Case("gradient_accumulation_steps", of(2, {"gradient_accumulation_steps": 1},
              arguments={"gradient_accumulation_steps": 4}), of(2, {"gradient_accumulation_steps": 1})),
@@ -121,21 +116,18 @@ KEY_CASES: dict[str, list[Case]] = {
              of(2, {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}}, arguments=None)),
         Case("gradient_accumulation_steps", of(2, {"gradient_accumulation_steps": 1}, arguments=None),
              of(2, arguments=None)),
-        Case("fp16.enabled", of(2, {"fp16.enabled": True}, arguments=None), of(2, {"fp16.enabled": False},
-             arguments=None)),
+        Case("fp16.enabled", of(2, {"fp16.enabled": True}, arguments=None),
+             of(2, {"fp16.enabled": False}, arguments=None)),
     ],
-    "clipping-missing": [
-        Case("gradient_clipping", of(2, {"gradient_clipping": GONE}, arguments={"max_grad_norm": 0.3}), of(2)),
-    ],
+    "clipping-missing": Case("gradient_clipping", of(2, {"gradient_clipping": GONE}, arguments={"max_grad_norm": 0.3}),
+                             of(2)),
     "scheduler-twice": [
         Case("scheduler.type", of(2, {"scheduler": {"type": "WarmupLR"}}, arguments={"lr_scheduler_type": "cosine"}),
              of(2, {"scheduler": {"type": "WarmupDecayLR"}}, arguments={"lr_scheduler_type": "linear"})),
     ],
-    "zero-section-missing": [Case(ZERO, of(2, {ZERO: GONE}), of(0))],
-    "batch-missing": [
-        Case("train_micro_batch_size_per_gpu",
-             of(2, {"train_batch_size": GONE, "train_micro_batch_size_per_gpu": GONE}), of(2)),
-    ],
+    "zero-section-missing": keyed(ZERO, (2, GONE), 0),
+    "batch-missing": Case("train_micro_batch_size_per_gpu",
+                          of(2, {"train_batch_size": GONE, "train_micro_batch_size_per_gpu": GONE}), of(2)),
     "accumulation-missing": [
         Case("gradient_accumulation_steps", of(2, {"gradient_accumulation_steps": GONE},
              arguments={"gradient_accumulation_steps": 2}), of(2, {"gradient_accumulation_steps": GONE})),
@@ -156,18 +148,13 @@ KEY_CASES: dict[str, list[Case]] = {
         Case("optim", of(2, CPU, arguments={"optim": "adagrad"}),
              of(2, {**CPU, "zero_force_ds_cpu_optimizer": False}, arguments={"optim": "adagrad"})),
     ],
-    "optimizer-twice": [
-        Case("optim", of(2, {"optimizer": ADAMW}, arguments={"optim": "adamw_bnb_8bit"}),
-             of(2, {"optimizer": ADAMW}, arguments={"optim": "adamw_torch"})),
-    ],
-    "removed-optimizer": [
-        Case("optimizer.type", of(0, {"optimizer": {"type": "OneBitAdam"}}, deepspeed="0.19.8"),
-             of(0, {"optimizer": {"type": "OneBitAdam"}}, deepspeed="0.19.6")),
-    ],
-    "clipping-in-optimizer": [
-        Case("optimizer.params.max_grad_norm", of(2, {"optimizer": {**ADAMW, "params": {"max_grad_norm": 1.0}}}),
-             of(2, {"optimizer": ADAMW})),
-    ],
+    "optimizer-twice": Case("optim", of(2, {"optimizer": ADAMW}, arguments={"optim": "adamw_bnb_8bit"}),
+                            of(2, {"optimizer": ADAMW}, arguments={"optim": "adamw_torch"})),
+    "removed-optimizer": Case("optimizer.type", of(0, {"optimizer": {"type": "OneBitAdam"}}, deepspeed="0.19.8"),
+                              of(0, {"optimizer": {"type": "OneBitAdam"}}, deepspeed="0.19.6")),
+    "clipping-in-optimizer": Case("optimizer.params.max_grad_norm",
+                                  of(2, {"optimizer": {**ADAMW, "params": {"max_grad_norm": 1.0}}}),
+                                  of(2, {"optimizer": ADAMW})),
     "states-key-without-offload": [
         Case("optimizer.params.fp32_optimizer_states",
              of(2, {"optimizer": {"type": "AdamW", "params": {"fp32_optimizer_states": False}}}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.checks import Subject
-from tests.checks.case import Case
+from tests.checks.case import Case, Cases
 
 DEEPSPEED: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
 
@@ -18,10 +18,8 @@ def section(**content: Any) -> dict[str, Any]:
     return {"deepspeed_config": content}
 
 
-LAUNCHER_CASES: dict[str, list[Case]] = {
-    "accelerate-unknown-key": [
-        Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
-    ],
+CASES: Cases = {
+    "accelerate-unknown-key": Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
     "accelerate-wrong-value": [
         Case("distributed_type", yaml_of(distributed_type="deepspeed"), yaml_of(distributed_type=False)),
         Case("mixed_precision", yaml_of(mixed_precision=False), yaml_of(mixed_precision="no")),
@@ -29,20 +27,17 @@ LAUNCHER_CASES: dict[str, list[Case]] = {
         Case("deepspeed_config", yaml_of(deepspeed_config="ds.json"), yaml_of(deepspeed_config=None)),
         Case("num_processes", yaml_of(num_processes="two"), yaml_of(num_processes="2")),
     ],
-    "accelerate-json-missing": [
-        Case("deepspeed_config.deepspeed_config_file", yaml_of(**section(deepspeed_config_file="/no/ds.json")),
-             yaml_of(**section(deepspeed_config_file=__file__))),
-    ],
+    "accelerate-json-missing": Case("deepspeed_config.deepspeed_config_file",
+                                    yaml_of(**section(deepspeed_config_file="/no/ds.json")),
+                                    yaml_of(**section(deepspeed_config_file=__file__))),
     "accelerate-key-unread": [
         Case("deepspeed_config.zero_stge", yaml_of(**section(zero_stge=3)), yaml_of(**section(zero_stage=3))),
         Case("deepspeed_config.overlap_comm", yaml_of(**section(zero_stage=2, overlap_comm=True)),
              yaml_of(**section(zero_stage=2, zero3_init_flag=False, deepspeed_multinode_launcher="standard"))),
     ],
-    "accelerate-nvme-path": [
-        Case("deepspeed_config.offload_param_device",
-             yaml_of(**section(offload_param_device="nvme", offload_param_nvme_path="/data")),
-             yaml_of(**section(offload_param_device="cpu", offload_param_nvme_path="none"))),
-    ],
+    "accelerate-nvme-path": Case("deepspeed_config.offload_param_device",
+                                 yaml_of(**section(offload_param_device="nvme", offload_param_nvme_path="/data")),
+                                 yaml_of(**section(offload_param_device="cpu", offload_param_nvme_path="none"))),
     "accelerate-engine-not-chosen": [
         Case("deepspeed_config", yaml_of(**section(zero_stage=3), distributed_type="MULTI_GPU"),
              yaml_of(**section(zero_stage=3))),
@@ -53,8 +48,7 @@ LAUNCHER_CASES: dict[str, list[Case]] = {
              yaml_of(**section(deepspeed_config_file="ds.json", zero3_init_flag=True))),
         Case("mixed_precision", yaml_of(mixed_precision="bf16", **section(deepspeed_config_file="ds.json")),
              yaml_of(mixed_precision="bf16", **section(zero_stage=3))),
-        Case("deepspeed_config.gradient_clipping",
-             yaml_of({"deepspeed": "ds.json"}, **section(gradient_clipping=1.0)),
+        Case("deepspeed_config.gradient_clipping", yaml_of({"deepspeed": "ds.json"}, **section(gradient_clipping=1.0)),
              yaml_of({"output_dir": "x"}, **section(gradient_clipping=1.0))),
     ],
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_memkit.catalog.models import Linear
 from hf_memkit.checks import Subject
-from tests.checks.case import ON_CPU, SMALL, Case, of
+from tests.checks.case import ON_CPU, SMALL, Case, Cases, of
 
 TARGETS = {"optim_target_modules": "all-linear"}
 BLOCKS = (Linear("model.layers.0.mlp.up_proj", 1_000, 1_000), Linear("lm_head", 1_000, 2_000, head=True))
@@ -36,25 +36,20 @@ def loaded(dtype: str, optim: str, **more: Any) -> Subject:
     return Subject(arguments={"optim": optim, **arguments}, settings={"model.dtype": dtype, **settings})
 
 
-OPTIMIZER_CASES: dict[str, list[Case]] = {
+CASES: Cases = {
     "optimizer-options-ignored": [
         Case("optim_args", on("adamw_torch", optim_args="foreach=False"), on("adamw_torch")),
         Case("optim_args", on("adamw_bnb_8bit", optim_args="min_8bit_size=1"), on("sgd", optim_args="momentum=0.9")),
         Case("optim_args", on("sgd", optim_args="momemtum=0.9"), on("rmsprop_bnb", optim_args="anything=1")),
     ],
-    "optimizer-options-unreadable": [
-        Case("optim_args", on("sgd", optim_args="momentum:0.9"), on("sgd", optim_args="momentum = 0.9")),
-    ],
-    "optimizer-option-always-true": [
-        Case("optim_args", on("stable_adamw", optim_args="kahan_sum=False"),
-             on("stable_adamw", optim_args="max_lr=1")),
-    ],
-    "optimizer-decay-overridden": [
-        Case("optim_args", on("sgd", optim_args="momentum=0,weight_decay=0.1"), on("sgd", weight_decay=0.1)),
-    ],
-    "torchao-block-size": [
-        Case("optim_args", on("adamw_torch_4bit", optim_args="block_size=128"), on("adamw_torch_4bit")),
-    ],
+    "optimizer-options-unreadable": Case("optim_args", on("sgd", optim_args="momentum:0.9"),
+                                         on("sgd", optim_args="momentum = 0.9")),
+    "optimizer-option-always-true": Case("optim_args", on("stable_adamw", optim_args="kahan_sum=False"),
+                                         on("stable_adamw", optim_args="max_lr=1")),
+    "optimizer-decay-overridden": Case("optim_args", on("sgd", optim_args="momentum=0,weight_decay=0.1"),
+                                       on("sgd", weight_decay=0.1)),
+    "torchao-block-size": Case("optim_args", on("adamw_torch_4bit", optim_args="block_size=128"),
+                               on("adamw_torch_4bit")),
     "adam-settings-ignored": [
         Case("adam_beta1", on("adafactor", adam_beta1=0.5), on("adamw_torch", adam_beta1=0.5)),
         Case("adam_beta2", on("galore_adamw", adam_beta2=0.95, **TARGETS), on("galore_adamw", **TARGETS)),
@@ -71,46 +66,36 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
         Case("optim", on("sgd"), on("sgd", optim_args="momentum=0")),
         Case("optim", on("sgd", learning_rate=2e-5), on("sgd", learning_rate=0.01)),
     ],
-    "lion-betas": [Case("optim", on("lion_8bit"), on("lion_8bit", adam_beta2=0.99))],
-    "optimizer-ignored": [
-        Case("optim", Subject(arguments={"optim": "sgd"}, settings={"optimizer.class": OURS}), given(OURS)),
-    ],
-    "targets-ignored": [
-        Case("optim_target_modules", on("adamw_torch", **TARGETS), on("galore_adamw", **TARGETS)),
-    ],
-    "low-rank-without-targets": [Case("optim", on("galore_adamw"), on("galore_adamw", **TARGETS))],
+    "lion-betas": Case("optim", on("lion_8bit"), on("lion_8bit", adam_beta2=0.99)),
+    "optimizer-ignored": Case("optim", Subject(arguments={"optim": "sgd"}, settings={"optimizer.class": OURS}),
+                              given(OURS)),
+    "targets-ignored": Case("optim_target_modules", on("adamw_torch", **TARGETS), on("galore_adamw", **TARGETS)),
+    "low-rank-without-targets": Case("optim", on("galore_adamw"), on("galore_adamw", **TARGETS)),
     "low-rank-on-conv1d": [
         Case("optim_target_modules", on("galore_adamw", **TARGETS, model=SMALL),
              on("galore_adamw", **TARGETS, model=LLAMA)),
         Case("optim_target_modules", on("apollo_adamw", optim_target_modules=["mlp"], model=SMALL),
              on("adamw_torch", model=SMALL)),
     ],
-    "galore-8bit-arguments": [Case("optim", on("galore_adamw_8bit", **TARGETS), on("galore_adamw", **TARGETS))],
-    "galore-adafactor-layerwise": [
-        Case("optim", on("galore_adafactor_layerwise", **TARGETS), on("galore_adafactor", **TARGETS)),
-    ],
-    "layerwise-accumulation": [
-        Case("gradient_accumulation_steps", on("galore_adamw_layerwise", gradient_accumulation_steps=2),
-             on("galore_adamw", gradient_accumulation_steps=2)),
-    ],
-    "layerwise-several-cards": [
-        Case("optim", on("apollo_adamw_layerwise", gpus=2), on("apollo_adamw_layerwise", gpus=1)),
-    ],
+    "galore-8bit-arguments": Case("optim", on("galore_adamw_8bit", **TARGETS), on("galore_adamw", **TARGETS)),
+    "galore-adafactor-layerwise": Case("optim", on("galore_adafactor_layerwise", **TARGETS),
+                                       on("galore_adafactor", **TARGETS)),
+    "layerwise-accumulation": Case("gradient_accumulation_steps",
+                                   on("galore_adamw_layerwise", gradient_accumulation_steps=2),
+                                   on("galore_adamw", gradient_accumulation_steps=2)),
+    "layerwise-several-cards": Case("optim", on("apollo_adamw_layerwise", gpus=2),
+                                    on("apollo_adamw_layerwise", gpus=1)),
     "clipping-without-gradients": [
         Case("max_grad_norm", on("lomo", max_grad_norm=1.0), on("lomo")),
         Case("max_grad_norm", Subject(arguments={"optim": "galore_adamw_layerwise"}), on("galore_adamw_layerwise")),
     ],
-    "lomo-accumulation": [
-        Case("gradient_accumulation_steps", on("lomo", gradient_accumulation_steps=4),
-             on("lomo", gradient_accumulation_steps=1)),
-    ],
-    "lomo-several-cards": [Case("optim", on("adalomo", gpus=2), on("adalomo", gpus=1))],
-    "lomo-with-deepspeed": [
-        Case("optim", of(2, arguments={"optim": "lomo", "max_grad_norm": 0.0}),
-             of(2, arguments={"optim": "adafactor"})),
-    ],
-    "lomo-with-fp16": [Case("fp16", on("lomo", fp16=True), on("lomo", bf16=True))],
-    "adalomo-without-cuda": [Case("optim", on("adalomo", machine=ON_CPU), on("lomo", machine=ON_CPU))],
+    "lomo-accumulation": Case("gradient_accumulation_steps", on("lomo", gradient_accumulation_steps=4),
+                              on("lomo", gradient_accumulation_steps=1)),
+    "lomo-several-cards": Case("optim", on("adalomo", gpus=2), on("adalomo", gpus=1)),
+    "lomo-with-deepspeed": Case("optim", of(2, arguments={"optim": "lomo", "max_grad_norm": 0.0}),
+                                of(2, arguments={"optim": "adafactor"})),
+    "lomo-with-fp16": Case("fp16", on("lomo", fp16=True), on("lomo", bf16=True)),
+    "adalomo-without-cuda": Case("optim", on("adalomo", machine=ON_CPU), on("lomo", machine=ON_CPU)),
     "checkpoint-cannot-be-loaded": [
         Case("save_only_model", on("galore_adamw", save_strategy="steps"), on("galore_adamw")),
         Case("save_only_model", on("apollo_adamw", save_strategy="epoch"),
@@ -155,21 +140,12 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
              Subject(arguments={}, model=ODD,
                      settings={"optimizer.class": OURS, "model.pad_vocabulary_to_multiple_of": 64})),
     ],
-    "adapters-too-small-for-8-bit": [
-        Case("optim", on("adamw_bnb_8bit", model=LLAMA, settings={"adapter.r": 4}),
-             on("adamw_bnb_8bit", model=LLAMA, settings={"adapter.r": 8})),
-    ],
-    "embeddings-stay-in-32-bits": [
-        Case("optim", on("adamw_bnb_8bit", model=WORDS), on("adamw_bnb_8bit", model=EVEN)),
-    ],
-    "paged-without-cuda": [
-        Case("optim", on("paged_adamw_8bit", machine=ON_CPU), on("adamw_bnb_8bit", machine=ON_CPU)),
-    ],
-    "zero-parameters-frozen": [
-        Case("optimizer.class", given("bitsandbytes.optim:LAMB"),
-             given("hf_memkit.components.large_batch_optimizers:LAMB")),
-    ],
-    "trust-ratio-missing": [
-        Case("optimizer.class", given("bitsandbytes.optim:LARS8bit"), given("bitsandbytes.optim:LARS")),
-    ],
+    "adapters-too-small-for-8-bit": Case("optim", on("adamw_bnb_8bit", model=LLAMA, settings={"adapter.r": 4}),
+                                         on("adamw_bnb_8bit", model=LLAMA, settings={"adapter.r": 8})),
+    "embeddings-stay-in-32-bits": Case("optim", on("adamw_bnb_8bit", model=WORDS), on("adamw_bnb_8bit", model=EVEN)),
+    "paged-without-cuda": Case("optim", on("paged_adamw_8bit", machine=ON_CPU), on("adamw_bnb_8bit", machine=ON_CPU)),
+    "zero-parameters-frozen": Case("optimizer.class", given("bitsandbytes.optim:LAMB"),
+                                   given("hf_memkit.components.large_batch_optimizers:LAMB")),
+    "trust-ratio-missing": Case("optimizer.class", given("bitsandbytes.optim:LARS8bit"),
+                                given("bitsandbytes.optim:LARS")),
 }  # fmt: skip

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import bitsandbytes
 import torch
-from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import Trainer, set_seed
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tests.checks import real
+from tests.checks.plain import alone
 from tests.checks.real import arguments, rows
 from tests.techniques.tiny_models import causal_model
 
@@ -46,20 +43,9 @@ def forget_overrides() -> None:
     bitsandbytes.optim.GlobalOptimManager.get_instance().initialize()
 
 
-@contextmanager
-def alone() -> Any:
-    """No trace of DeepSpeed, of a launcher, or of an earlier model's embeddings: other proofs leave all of them."""
-    unset_hf_deepspeed_config()
-    forget_overrides()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    left = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(left)}
-    with mock.patch.dict(os.environ, kept, clear=True):
-        yield
-
-
 def trainer(net: Any = None, own: Any = None, **more: Any) -> Trainer:
     values: dict[str, Any] = {"learning_rate": 1e-2, "max_grad_norm": 0.0, **more}
+    forget_overrides()
     with alone():
         return Trainer(
             model=net or model(), args=arguments(None, **values), train_dataset=rows(),  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import HfArgumentParser, PreTrainedTokenizerFast, TrainingArguments
 
 from tests.checks.plain import plain_proof
-from tests.checks.real import arguments, model, refused, trainer
+from tests.checks.real import arguments, model, refusals, refused, trainer
 
 
 def parse_json(**content: Any) -> TrainingArguments:
@@ -37,9 +37,23 @@ def parse_with_trl(**content: Any) -> Any:
     return TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(["--config", str(path)])[1]
 
 
-@plain_proof("misspelt-argument", fails="loud")
-def misspelt_argument() -> None:
-    refused("gradient_acumulation_steps", lambda: parse_json(gradient_acumulation_steps=4))
+refusals(
+    "loud", lambda content: parse_json(**content),
+    ("misspelt-argument", "gradient_acumulation_steps", {"gradient_acumulation_steps": 4}),
+    ("value-not-allowed", "step", {"eval_strategy": "step"}),
+    ("value-not-allowed", "epochs", {"save_strategy": "epochs"}),
+    ("value-not-allowed", "cosin", {"lr_scheduler_type": "cosin"}),
+    ("value-not-allowed", "adamw_apex_fused", {"optim": "adamw_apex_fused"}),
+    ("value-not-allowed", "all", {"hub_strategy": "all"}),
+    ("value-not-allowed", "False", {"eval_strategy": False}),  # YAML's bare `no`
+    ("steps-refused", "requires non-zero --logging_steps", {"logging_steps": 0}),
+    ("steps-refused", "must be an integer if bigger than 1", {"save_steps": 2.5}),
+    ("steps-refused", "warmup_steps >= 0", {"warmup_steps": -1}),
+    ("steps-refused", "bigger than 0", {"torch_empty_cache_steps": 0}),
+    ("schedule-needs-evaluation", "requires an eval strategy", {"lr_scheduler_type": "reduce_lr_on_plateau"}),
+    ("schedule-needs-evaluation", "requires an eval strategy", {"lr_scheduler_type": "greedy"}),
+    by=plain_proof,
+)  # fmt: skip
 
 
 @plain_proof("argument-of-transformers-4", fails="loud")
@@ -71,17 +85,6 @@ def unknown_argument() -> None:
     assert "resolve_accelerate_config_argument(config_remaining + cli_remaining)" in inspect.getsource(training)
 
 
-@plain_proof("value-not-allowed", fails="loud")
-def value_not_allowed() -> None:
-    wrong: dict[str, Any] = {
-        "eval_strategy": "step", "save_strategy": "epochs", "lr_scheduler_type": "cosin", "optim": "adamw_apex_fused",
-        "hub_strategy": "all",
-    }  # fmt: skip
-    for name, value in wrong.items():
-        refused(value, lambda name=name, value=value: parse_json(**{name: value}))
-    refused("False", lambda: parse_json(eval_strategy=False))  # YAML's bare `no`
-
-
 @plain_proof("best-model-strategies", fails="loud")
 def best_model_strategies() -> None:
     refused("requires the save and eval strategy to match", lambda: parse_json(load_best_model_at_end=True))
@@ -94,20 +97,6 @@ def best_model_steps() -> None:
     refused("round multiple", lambda: parse_json(**best, eval_steps=200))
     refused("mixing ratio and absolute", lambda: parse_json(**best, eval_steps=0.1, save_steps=100))
     parse_json(**best, eval_steps=0.1, save_steps=0.3)
-
-
-@plain_proof("steps-refused", fails="loud")
-def steps_refused() -> None:
-    refused("requires non-zero --logging_steps", lambda: parse_json(logging_steps=0))
-    refused("must be an integer if bigger than 1", lambda: parse_json(save_steps=2.5))
-    refused("warmup_steps >= 0", lambda: parse_json(warmup_steps=-1))
-    refused("bigger than 0", lambda: parse_json(torch_empty_cache_steps=0))
-
-
-@plain_proof("schedule-needs-evaluation", fails="loud")
-def schedule_needs_evaluation() -> None:
-    for kind in ("reduce_lr_on_plateau", "greedy"):
-        refused("requires an eval strategy", lambda kind=kind: parse_json(lr_scheduler_type=kind))
 
 
 @plain_proof("optimizer-not-installed", fails="late")

@@ -269,6 +269,7 @@ def two_precisions() -> None:
     refused("but not both", lambda: arguments(None, fp16_full_eval=True, bf16_full_eval=True))
 
 
+@proof("bf16-emulated", fails="unshown")
 @proof("bf16-argument-emulated", fails="unshown")
 def bf16_argument_emulated() -> None:
     from transformers.utils.import_utils import is_torch_bf16_gpu_available

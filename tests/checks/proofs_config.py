@@ -12,11 +12,34 @@ from accelerate import DeepSpeedPlugin
 
 from hf_memkit.checks.deepspeed_keys import REMOVED
 from tests.checks.configs import GONE, ds
-from tests.checks.real import parse, refused, train, trainer
+from tests.checks.real import parse, refusals, refused, train, trainer
 from tests.checks.registry import proof
 
 _ZERO = "zero_optimization"
 _CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
+
+
+refusals(
+    "late", lambda stage, changes: parse(ds(stage, changes)),
+    ("rejected-key", "Extra inputs are not permitted", 2, {f"{_ZERO}.overlap_com": True}),
+    ("rejected-key", "Extra inputs are not permitted", 2, {"bf16.enable": True}),
+    ("out-of-range", "stage", 4, {}),
+    ("out-of-range", "greater than 0", 2, {f"{_ZERO}.reduce_bucket_size": 0}),
+    ("out-of-range", "has to be greater than 0", 2, {"train_micro_batch_size_per_gpu": -1}),
+    ("out-of-range", "less than or equal to 1", 3, {f"{_ZERO}.offload_optimizer": {"ratio": 1.5}}),
+    ("fp16-and-bf16", "cannot be simultaneously enabled", 2, {"bf16.enabled": True, "fp16.enabled": True}),
+    ("ratio-refused", "Partial offloading only supported for ZeRO Stage 3", 2,
+     {f"{_ZERO}.offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
+    ("lean-states-without-master", "requires bf16_master_weights_and_grads", 2,
+     {"bf16": {"enabled": True, "bf16_optimizer_states": True}}),
+    ("lean-states-without-zero", "only supported with ZeRO Stage 1, 2, or 3", 0,
+     {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
+    ("sum-at-stage-3", "not supported with ZeRO stage 3", 3, {"gradient_allreduce_op": "sum"}),
+    ("batch-missing", "needs to be provided", 2, {"train_batch_size": GONE, "train_micro_batch_size_per_gpu": GONE}),
+    ("batch-product", "train_batch_size is not equal", 2,
+     {"train_batch_size": 5, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}),
+    ("gds-without-gpu", "GDS currently only supported for CUDA", 3, {"aio": {"use_gds": True}}),
+)  # fmt: skip
 
 
 @proof("removed-key", fails="late")
@@ -26,12 +49,6 @@ def removed_key() -> None:
     # DeepSpeed reads its config when the engine is built: Trainer is there by then, and so is the model.
     made = trainer(ds(2, {next(iter(REMOVED)): {"enabled": False}}))
     refused("DeepSpeedConfigError", made.train)
-
-
-@proof("rejected-key", fails="late")
-def rejected_key() -> None:
-    refused("Extra inputs are not permitted", lambda: parse(ds(2, {f"{_ZERO}.overlap_com": True})))
-    refused("Extra inputs are not permitted", lambda: parse(ds(2, {"bf16.enable": True})))
 
 
 @proof("unknown-key", fails="silent")
@@ -89,60 +106,6 @@ def wrong_type() -> None:
     # accelerate overwrites this one, and nothing checks or uses what stands in this section.
     assert DeepSpeedPlugin(hf_ds_config=ds(2, {"steps_per_print": "auto"})).deepspeed_config["steps_per_print"] == inf
     parse(ds(2, {"activation_checkpointing": {"number_checkpoints": False}}))
-
-
-@proof("out-of-range", fails="late")
-def out_of_range() -> None:
-    refused("stage", lambda: parse(ds(4)))
-    refused("greater than 0", lambda: parse(ds(2, {f"{_ZERO}.reduce_bucket_size": 0})))
-    refused("has to be greater than 0", lambda: parse(ds(2, {"train_micro_batch_size_per_gpu": -1})))
-    refused("less than or equal to 1", lambda: parse(ds(3, {f"{_ZERO}.offload_optimizer": {"ratio": 1.5}})))
-
-
-@proof("fp16-and-bf16", fails="late")
-def fp16_and_bf16() -> None:
-    both = {"bf16.enabled": True, "fp16.enabled": True}
-    refused("cannot be simultaneously enabled", lambda: parse(ds(2, both)))
-
-
-@proof("ratio-refused", fails="late")
-def ratio_refused() -> None:
-    offload = {f"{_ZERO}.offload_optimizer": {"device": "cpu", "ratio": 0.5}}
-    refused("Partial offloading only supported for ZeRO Stage 3", lambda: parse(ds(2, offload)))
-
-
-@proof("lean-states-without-master", fails="late")
-def lean_states_without_master() -> None:
-    lean = {"bf16": {"enabled": True, "bf16_optimizer_states": True}}
-    refused("requires bf16_master_weights_and_grads", lambda: parse(ds(2, lean)))
-
-
-@proof("lean-states-without-zero", fails="late")
-def lean_states_without_zero() -> None:
-    lean = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
-    refused("only supported with ZeRO Stage 1, 2, or 3", lambda: parse(ds(0, lean)))
-
-
-@proof("sum-at-stage-3", fails="late")
-def sum_at_stage_3() -> None:
-    refused("not supported with ZeRO stage 3", lambda: parse(ds(3, {"gradient_allreduce_op": "sum"})))
-
-
-@proof("batch-missing", fails="late")
-def batch_missing() -> None:
-    without = {"train_batch_size": GONE, "train_micro_batch_size_per_gpu": GONE}
-    refused("needs to be provided", lambda: parse(ds(2, without)))
-
-
-@proof("batch-product", fails="late")
-def batch_product() -> None:
-    sizes = {"train_batch_size": 5, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
-    refused("train_batch_size is not equal", lambda: parse(ds(2, sizes)))
-
-
-@proof("gds-without-gpu", fails="late")
-def gds_without_gpu() -> None:
-    refused("GDS currently only supported for CUDA", lambda: parse(ds(3, {"aio": {"use_gds": True}})))
 
 
 @proof("elastic-checkpoint", fails="silent")

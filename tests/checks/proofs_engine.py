@@ -6,18 +6,51 @@ import inspect
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hf_memkit.checks.rules.stages import _STAGE_1_2_ONLY, _STAGE_3_ONLY
 from hf_memkit.deepspeed.stages_1_2 import SHARED_BYTES
 from tests.checks.configs import ADAMW, ds
-from tests.checks.real import optimizers, parse, reads, refused, train
+from tests.checks.real import optimizers, parse, reads, refusals, refused, train
 from tests.checks.registry import proof
 
 _ZERO = "zero_optimization"
 _CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
 _LEAN = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+
+
+_ZENFLOW = {"topk_ratio": 0.1, "update_interval": 2, "full_warm_up_rounds": 1}
+_CPU_ADAM = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
+
+
+def _zenflow(**more: Any) -> dict[str, Any]:
+    return {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, **more}, "optimizer": _CPU_ADAM}
+
+
+refusals(
+    "late", lambda stage, changes: train(ds(stage, changes)),
+    ("legacy-stage-1", "deprecated version of ZeRO Stage 1", 1, {f"{_ZERO}.legacy_stage1": True}),
+    ("gather-bucket-odd", "must be a multiple of nccl_start_alignment_factor", 2,
+     {f"{_ZERO}.allgather_bucket_size": 20001}),
+    ("quantized-without-gpu", "not been implemented on CPU", 3, {f"{_ZERO}.zero_quantized_weights": True}),
+    ("parameter-type", "conflicts with the enabled precision mode", 2, {"data_types": {"param_dtype": "bf16"}}),
+    ("zenflow-without-offload", "Zenflow must be used with cpu offload", 2,
+     {f"{_ZERO}.zenflow": {"update_interval": 2}, "optimizer": ADAMW}),
+    ("zenflow-without-optimizer", "TypeError", 2, {**_CPU, f"{_ZERO}.zenflow": _ZENFLOW}),
+    ("zenflow-offload-without-overlap", "should be used with overlap_comm", 2, _zenflow(offload=True)),
+    ("zenflow-interval", "would be overwritten", 2, _zenflow(select_interval=4)),
+    ("zenflow-interval", "select_interval must be a number", 2, _zenflow(select_strategy="step")),
+    ("zenflow-interval", "must be greater or equal", 2, _zenflow(select_strategy="step", select_interval=1)),
+)  # fmt: skip
+# The argument fp16 is refused on a CPU; the ones for evaluation make Trainer agree with the config.
+refusals(
+    "late", lambda changes, argument: train(ds(2, changes), **{argument: True}),
+    ("fp16-without-gpu", "fp16 is not supported on your device", {"fp16.enabled": True}, "fp16_full_eval"),
+    ("lean-master-without-offload", "Master weights feature requires",
+     {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "bf16_full_eval"),
+)  # fmt: skip
 
 
 @proof("wrong-stage", fails="silent")
@@ -53,22 +86,6 @@ def contiguous_forced() -> None:
     assert done.model_wrapped.optimizer.contiguous_gradients is True
 
 
-@proof("legacy-stage-1", fails="late")
-def legacy_stage_1() -> None:
-    refused("deprecated version of ZeRO Stage 1", lambda: train(ds(1, {f"{_ZERO}.legacy_stage1": True})))
-
-
-@proof("gather-bucket-odd", fails="late")
-def gather_bucket_odd() -> None:
-    odd = {f"{_ZERO}.allgather_bucket_size": 20001}
-    refused("must be a multiple of nccl_start_alignment_factor", lambda: train(ds(2, odd)))
-
-
-@proof("quantized-without-gpu", fails="late")
-def quantized_without_gpu() -> None:
-    refused("not been implemented on CPU", lambda: train(ds(3, {f"{_ZERO}.zero_quantized_weights": True})))
-
-
 @proof("quantized-gradients-bf16", fails="unshown")
 def quantized_gradients_bf16() -> None:
     """The kernel is CUDA's: its source has one type of input, and nothing on the way asks for the type or converts."""
@@ -86,12 +103,6 @@ def quantized_gradients_bf16() -> None:
     assert engine.optimizer.dtype is torch.bfloat16  # so that nothing is converted before the call
 
 
-@proof("fp16-without-gpu", fails="late")
-def fp16_without_gpu() -> None:
-    # The argument fp16 is refused on a CPU; the one for evaluation makes Trainer agree with the config.
-    refused("fp16 is not supported on your device", lambda: train(ds(2, {"fp16.enabled": True}), fp16_full_eval=True))
-
-
 @proof("fp32-accumulation", fails="silent")
 def fp32_accumulation() -> None:
     bf16 = {"bf16.enabled": True, "data_types": {"grad_accum_dtype": "fp32"}}
@@ -101,17 +112,10 @@ def fp32_accumulation() -> None:
     assert engine.optimizer.grad_partitions_flat_buffer.dtype is torch.float32
 
 
-@proof("lean-master-without-offload", fails="late")
-def lean_master_without_offload() -> None:
-    master = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
-    refused("Master weights feature requires", lambda: train(ds(2, master), bf16_full_eval=True))
-
-
 @proof("lean-offload-without-optimizer", fails="late")
 def lean_offload_without_optimizer() -> None:
     refused("fp32_optimizer_states=False", lambda: train(ds(2, {**_LEAN, **_CPU}), bf16_full_eval=True))
-    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
-    done = train(ds(2, {**_LEAN, **_CPU, "optimizer": optimizer}), bf16_full_eval=True)
+    done = train(ds(2, {**_LEAN, **_CPU, "optimizer": _CPU_ADAM}), bf16_full_eval=True)
     states = done.model_wrapped.basic_optimizer.state.values()
     assert all(state["exp_avg"].dtype is torch.bfloat16 for state in states)
 
@@ -123,11 +127,6 @@ def lean_states_without_bf16() -> None:
     engine = done.model_wrapped
     assert next(engine.module.parameters()).dtype is torch.float32
     assert engine.optimizer.single_partition_of_fp32_groups[0].dtype is torch.bfloat16
-
-
-@proof("parameter-type", fails="late")
-def parameter_type() -> None:
-    refused("conflicts with the enabled precision mode", lambda: train(ds(2, {"data_types": {"param_dtype": "bf16"}})))
 
 
 @proof("activation-section-unread", fails="silent")
@@ -158,41 +157,9 @@ def bucket_against_card() -> None:
         assert seen == [[12346] * expected], seen
 
 
-@proof("zenflow-without-offload", fails="late")
-def zenflow_without_offload() -> None:
-    zenflow = {f"{_ZERO}.zenflow": {"update_interval": 2}, "optimizer": ADAMW}
-    refused("Zenflow must be used with cpu offload", lambda: train(ds(2, zenflow)))
-
-
-_ZENFLOW = {"topk_ratio": 0.1, "update_interval": 2, "full_warm_up_rounds": 1}
-_CPU_ADAM = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
-
-
-@proof("zenflow-without-optimizer", fails="late")
-def zenflow_without_optimizer() -> None:
-    refused("TypeError", lambda: train(ds(2, {**_CPU, f"{_ZERO}.zenflow": _ZENFLOW})))
-
-
 @proof("zenflow-accumulation", fails="silent")
 def zenflow_accumulation() -> None:
-    changes = {**_CPU, f"{_ZERO}.zenflow": _ZENFLOW, "optimizer": _CPU_ADAM}
-    assert train(ds(2, changes)).model_wrapped.gradient_accumulation_steps() == 2
-
-
-@proof("zenflow-interval", fails="late")
-def zenflow_interval() -> None:
-    def of(**more: object) -> dict[str, object]:
-        return ds(2, {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, **more}, "optimizer": _CPU_ADAM})
-
-    refused("would be overwritten", lambda: train(of(select_interval=4)))
-    refused("select_interval must be a number", lambda: train(of(select_strategy="step")))
-    refused("must be greater or equal", lambda: train(of(select_strategy="step", select_interval=1)))
-
-
-@proof("zenflow-offload-without-overlap", fails="late")
-def zenflow_offload_without_overlap() -> None:
-    changes = {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, "offload": True}, "optimizer": _CPU_ADAM}
-    refused("should be used with overlap_comm", lambda: train(ds(2, changes)))
+    assert train(ds(2, _zenflow())).model_wrapped.gradient_accumulation_steps() == 2
 
 
 @proof("zenflow-shared-memory", fails="unshown")
@@ -202,10 +169,9 @@ def zenflow_shared_memory() -> None:
     source = inspect.getsource(start_optimizer_process)
     shared = re.findall(r"(\S+)\.data\.share_memory_\(\)", source)
     assert shared == ["param", "param.stale_param", "param.overlap_grad[0]", "param.overlap_grad[1]"]
-    changes = {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, "overlap_step": True}, "optimizer": _CPU_ADAM}
     cores = os.sched_getaffinity(0)
     try:
-        optimizer = train(ds(2, changes), max_steps=4).model_wrapped.optimizer
+        optimizer = train(ds(2, _zenflow(overlap_step=True)), max_steps=4).model_wrapped.optimizer
     finally:
         os.sched_setaffinity(0, cores)  # ZenFlow leaves this process a part of them
     for part in optimizer.single_partition_of_fp32_groups:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.checks.accelerate_launch import launched, trained_with
 from tests.checks.plain import plain_proof
-from tests.checks.real import refused
+from tests.checks.real import refusals, refused
 
 DEEPSPEED: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",
@@ -24,9 +24,12 @@ def named_json() -> str:
     return str(path)
 
 
-@plain_proof("accelerate-unknown-key", fails="loud")
-def accelerate_unknown_key() -> None:
-    refused("had unknown keys (['zero_stage'])", lambda: launched({**DEEPSPEED, "zero_stage": 3}))
+refusals(
+    "loud", lambda content: trained_with({**DEEPSPEED, **content}),
+    ("accelerate-unknown-key", "had unknown keys (['zero_stage'])", {"zero_stage": 3}),
+    ("accelerate-json-missing", "none.json", {"deepspeed_config": {"deepspeed_config_file": "none.json"}}),
+    by=plain_proof,
+)  # fmt: skip
 
 
 @plain_proof("accelerate-wrong-value", fails="loud")
@@ -37,12 +40,6 @@ def accelerate_wrong_value() -> None:
     refused("keys", lambda: launched({**DEEPSPEED, "deepspeed_config": "ds.json"}))
     refused("two", lambda: launched({**DEEPSPEED, "num_processes": "two"}))
     launched({**DEEPSPEED, "distributed_type": False, "num_processes": 1})
-
-
-@plain_proof("accelerate-json-missing", fails="loud")
-def accelerate_json_missing() -> None:
-    section = {"deepspeed_config_file": "none.json"}
-    refused("none.json", lambda: trained_with({**DEEPSPEED, "deepspeed_config": section}))
 
 
 @plain_proof("accelerate-key-unread", fails="silent")

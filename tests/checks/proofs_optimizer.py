@@ -29,8 +29,21 @@ from tests.checks.optimizer_jobs import (
     trainer,
     weights,
 )
-from tests.checks.real import refused
+from tests.checks.real import refusals, refused
 from tests.checks.registry import proof
+
+refusals(
+    "late", lambda make, options: trained(make(), **options),
+    ("optimizer-options-unreadable", "not enough values to unpack", model,
+     {"optim": "sgd", "optim_args": "momentum:0.9"}),
+    ("torchao-block-size", "'int' and 'str'", model, {"optim": "adamw_torch_4bit", "optim_args": "block_size=128"}),
+    ("low-rank-without-targets", "optim_target_modules", llama, {"optim": "galore_adamw"}),
+    ("low-rank-without-targets", "optim_target_modules", llama, {"optim": "apollo_adamw"}),
+    ("galore-adafactor-layerwise", "Cannot combine manual `lr` and `relative_step=True`", llama,
+     {"optim": "galore_adafactor_layerwise", **TARGETS}),
+    ("layerwise-accumulation", "does not support gradient accumulation", llama,
+     {"gradient_accumulation_steps": 2, **LAYERWISE}),
+)  # fmt: skip
 
 
 @proof("optimizer-options-ignored", fails="silent")
@@ -39,11 +52,6 @@ def options_ignored() -> None:
     assert optimizer(optim="adamw_bnb_8bit", optim_args="min_8bit_size=1").args.min_8bit_size == 4096
     assert optimizer(optim="adafactor", optim_args="beta1=0.9").defaults["beta1"] is None
     assert optimizer(optim="sgd", optim_args="momemtum=0.9").defaults["momentum"] == 0
-
-
-@proof("optimizer-options-unreadable", fails="late")
-def options_unreadable() -> None:
-    refused("not enough values to unpack", lambda: optimizer(optim="sgd", optim_args="momentum:0.9"))
 
 
 @proof("optimizer-option-always-true", fails="silent")
@@ -57,11 +65,6 @@ def option_always_true() -> None:
 def decay_overridden() -> None:
     groups = optimizer(optim="sgd", optim_args="weight_decay=0.5").param_groups
     assert [group["weight_decay"] for group in groups] == [0.0, 0.0]
-
-
-@proof("torchao-block-size", fails="late")
-def torchao_block_size() -> None:
-    refused("'int' and 'str'", lambda: trained(optim="adamw_torch_4bit", optim_args="block_size=128"))
 
 
 @proof("adam-settings-ignored", fails="silent")
@@ -107,12 +110,6 @@ def targets_ignored() -> None:
     assert type(made) is torch.optim.AdamW and not any("rank" in group for group in made.param_groups)
 
 
-@proof("low-rank-without-targets", fails="late")
-def low_rank_without_targets() -> None:
-    for name in ("galore_adamw", "apollo_adamw"):
-        refused("optim_target_modules", lambda name=name: optimizer(llama(), optim=name))  # type: ignore[misc]
-
-
 @proof("low-rank-on-conv1d", fails="silent")
 def low_rank_on_conv1d() -> None:
     rest, projected = optimizer(optim="galore_adamw", **TARGETS).param_groups
@@ -125,18 +122,6 @@ def low_rank_on_conv1d() -> None:
 def galore_8bit_arguments() -> None:
     made = optimizer(llama(), optim="galore_adamw_8bit", **TARGETS)
     assert made.args.max_unorm == 100 and made.args.skip_zeros is True
-
-
-@proof("galore-adafactor-layerwise", fails="late")
-def galore_adafactor_layerwise() -> None:
-    named = {"optim": "galore_adafactor_layerwise", **TARGETS}
-    refused("Cannot combine manual `lr` and `relative_step=True`", lambda: optimizer(llama(), **named))
-
-
-@proof("layerwise-accumulation", fails="late")
-def layerwise_accumulation() -> None:
-    refused("does not support gradient accumulation",
-            lambda: optimizer(llama(), gradient_accumulation_steps=2, **LAYERWISE))  # fmt: skip
 
 
 @proof("layerwise-several-cards", fails="late")

@@ -11,11 +11,42 @@ from transformers import Trainer, TrainingArguments
 
 from hf_memkit.checks.rules.trainer import _NEEDED, _OPTIMIZER_DEFAULTS, DEFAULTS
 from tests.checks.configs import ADAMW, GONE, ds
-from tests.checks.real import arguments, optimizers, refused, train, trainer
+from tests.checks.real import arguments, optimizers, refusals, refused, train, trainer
 from tests.checks.registry import proof
 
 _ZERO = "zero_optimization"
 _CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
+
+
+_WARM_UP = {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}
+_DECAY = {"type": "WarmupDecayLR", "params": {**_WARM_UP, "warmup_num_steps": 7, "total_num_steps": 100}}
+
+refusals(
+    "late", lambda changes: train(ds(2, changes)),
+    ("schedule-mismatch", "ds scheduler.params.total_num_steps=100 vs hf num_training_steps", {"scheduler": _DECAY}),
+    ("schedule-mismatch", "ds scheduler.params.warmup_num_steps=7 vs hf warmup_steps=1", {"scheduler": _DECAY}),
+    ("hard-coded", "ds fp16.enabled=True vs hf fp16|fp16_full_eval=False", {"fp16.enabled": True}),
+    ("hard-coded", "ds train_batch_size=64 vs hf", {"train_batch_size": 64}),
+    ("unknown-optimizer", "AdamWW is not a supported DeepSpeed Optimizer",
+     {"optimizer": {"type": "AdamWW", "params": {"lr": "auto"}}}),
+    ("unknown-scheduler", "does not recognize LR scheduler WarmUpLR",
+     {"optimizer": ADAMW, "scheduler": {"type": "WarmUpLR", "params": {}}}),
+    ("clipping-in-optimizer", "'max_grad_norm' is not supported",
+     {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "max_grad_norm": 1.0}}}),
+)  # fmt: skip
+refusals(
+    "late", lambda stage, arguments: trainer(ds(stage), **arguments),
+    ("batch-search-at-stage-3", "isn't supported yet with DeepSpeed Zero-3", 3, {"auto_find_batch_size": True}),
+    ("fsdp-and-deepspeed", "Using --fsdp xxx together with --deepspeed", 2, {"fsdp": "full_shard"}),
+    ("best-model-without-states", "can't be used with `save_only_model`", 2,
+     {"save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}),
+)  # fmt: skip
+
+
+@proof("accumulation-missing", fails="late")
+def accumulation_missing() -> None:
+    without = ds(2, {"gradient_accumulation_steps": GONE})
+    refused("train_batch_size is not equal", lambda: train(without, gradient_accumulation_steps=2))
 
 
 @proof("auto-not-filled", fails="late")
@@ -36,14 +67,6 @@ def trainer_mismatch() -> None:
     for name, value in DEFAULTS.items():
         found = getattr(real, name)
         assert getattr(found, "value", found) == value, name
-
-
-@proof("schedule-mismatch", fails="late")
-def schedule_mismatch() -> None:
-    parameters = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": 7, "total_num_steps": 100}
-    section = {"scheduler": {"type": "WarmupDecayLR", "params": parameters}}
-    refused("ds scheduler.params.total_num_steps=100 vs hf num_training_steps", lambda: train(ds(2, section)))
-    refused("ds scheduler.params.warmup_num_steps=7 vs hf warmup_steps=1", lambda: train(ds(2, section)))
 
 
 @proof("learning-rate-missing", fails="silent")
@@ -92,12 +115,6 @@ def deepspeed_config_in_yaml() -> None:
     refused("JSONDecodeError", lambda: arguments(str(path)))
 
 
-@proof("hard-coded", fails="late")
-def hard_coded() -> None:
-    refused("ds fp16.enabled=True vs hf fp16|fp16_full_eval=False", lambda: train(ds(2, {"fp16.enabled": True})))
-    refused("ds train_batch_size=64 vs hf", lambda: train(ds(2, {"train_batch_size": 64})))
-
-
 @proof("clipping-missing", fails="silent")
 def clipping_missing() -> None:
     done = train(ds(2, {"gradient_clipping": GONE}), max_grad_norm=0.25)
@@ -107,8 +124,7 @@ def clipping_missing() -> None:
 
 @proof("scheduler-twice", fails="silent")
 def scheduler_twice() -> None:
-    parameters = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
-    section = {"scheduler": {"type": "WarmupLR", "params": parameters}}
+    section = {"scheduler": {"type": "WarmupLR", "params": {**_WARM_UP, "warmup_num_steps": "auto"}}}
     done = train(ds(2, section), lr_scheduler_type="cosine")
     assert type(done.model_wrapped.lr_scheduler).__name__ == "WarmupLR"
 
@@ -116,12 +132,6 @@ def scheduler_twice() -> None:
 @proof("zero-section-missing", fails="loud")
 def zero_section_missing() -> None:
     refused("Please specify the ZeRO optimization config", lambda: arguments(ds(0, {_ZERO: GONE})))
-
-
-@proof("accumulation-missing", fails="late")
-def accumulation_missing() -> None:
-    without = ds(2, {"gradient_accumulation_steps": GONE})
-    refused("train_batch_size is not equal", lambda: train(without, gradient_accumulation_steps=2))
 
 
 @proof("optimizer-replaced", fails="silent")
@@ -140,27 +150,6 @@ def optimizer_twice() -> None:
     assert optimizers(train(ds(2, {"optimizer": ADAMW}), optim="sgd"))[1] == "AdamW"
 
 
-@proof("batch-search-at-stage-3", fails="late")
-def batch_search_at_stage_3() -> None:
-    refused("isn't supported yet with DeepSpeed Zero-3", lambda: trainer(ds(3), auto_find_batch_size=True))
-
-
-@proof("fsdp-and-deepspeed", fails="late")
-def fsdp_and_deepspeed() -> None:
-    refused("Using --fsdp xxx together with --deepspeed", lambda: trainer(ds(2), fsdp="full_shard"))
-
-
-@proof("best-model-without-states", fails="late")
-def best_model_without_states() -> None:
-    both = {
-        "save_only_model": True,
-        "load_best_model_at_end": True,
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-    }
-    refused("can't be used with `save_only_model`", lambda: trainer(ds(2), **both))
-
-
 @proof("evaluation-only", fails="late")
 def evaluation_only() -> None:
     refused("ZeRO inference only makes sense with ZeRO Stage 3", lambda: trainer(ds(2)).evaluate())
@@ -173,32 +162,6 @@ def no_weights_saved() -> None:
         done = train(ds(3, changes))
         done.save_model()
         assert len(list(Path(done.args.output_dir).glob("*.safetensors"))) == expected, changes
-
-
-@proof("clipping-in-optimizer", fails="late")
-def clipping_in_optimizer() -> None:
-    section = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 1.0}}}
-    refused("'max_grad_norm' is not supported", lambda: train(ds(2, section), learning_rate=1e-3))
-
-
-@proof("unknown-optimizer", fails="late")
-def unknown_optimizer() -> None:
-    section = {"optimizer": {"type": "AdamWW", "params": {"lr": "auto"}}}
-    refused("AdamWW is not a supported DeepSpeed Optimizer", lambda: train(ds(2, section)))
-
-
-@proof("unknown-scheduler", fails="late")
-def unknown_scheduler() -> None:
-    section = {"optimizer": ADAMW, "scheduler": {"type": "WarmUpLR", "params": {}}}
-    refused("does not recognize LR scheduler WarmUpLR", lambda: train(ds(2, section)))
-
-
-@proof("bf16-emulated", fails="unshown")
-def bf16_emulated() -> None:
-    import torch
-
-    asked = inspect.signature(torch.cuda.is_bf16_supported).parameters["including_emulation"]
-    assert asked.default is True  # so that an old GPU counts as one that supports it
 
 
 @proof("text-for-truth", fails="silent")

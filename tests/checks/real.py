@@ -6,6 +6,7 @@ Runs in a process of its own (`proofs.py`), which has the environment of one Dee
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from tests.checks.registry import REFUSALS
+from tests.checks.registry import REFUSALS, Fails, proof
 
 PARAMETERS_MADE = [0]
 """How many parameters modules were given since whoever runs the proofs set this to zero."""
@@ -95,6 +96,17 @@ def refused(text: str, action: Callable[[], Any]) -> None:
         REFUSALS.append(PARAMETERS_MADE[0] > 0)
         return
     raise AssertionError(f"nothing was refused; expected {text!r}")
+
+
+def refusals(fails: Fails, act: Callable[..., Any], *rows: tuple[Any, ...], by: Callable[..., Any] = proof) -> None:
+    """Proofs of rules whose library only refuses: rows of a rule, what is said, and what `act` is given then."""
+    for rule in dict.fromkeys(row[0] for row in rows):
+
+        def refuse(own: tuple[Any, ...] = tuple(row[1:] for row in rows if row[0] == rule)) -> None:
+            for said, *given in own:
+                refused(said, functools.partial(act, *given))
+
+        by(rule, fails=fails)(refuse)
 
 
 def reads(where: Any, name: str) -> int:

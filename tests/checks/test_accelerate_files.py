@@ -37,6 +37,7 @@ print("MADE " + json.dumps([made(*each) for each in json.load(sys.stdin)]))
 """
 
 
+@pytest.mark.slow
 def test_the_config_is_the_one_that_the_launcher_and_trainer_make() -> None:
     given = [
         ({**DEEPSPEED, "deepspeed_config": section, "mixed_precision": precision}, arguments)
@@ -134,9 +135,3 @@ def test_a_script_that_prepares_presets_reads_what_it_writes(
     capsys.readouterr()
     (written,) = tmp_path.glob("*accelerate*.yaml")
     assert main(["check", str(written)]) == 0
-
-
-def test_for_sagemaker_it_is_not_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "acc.yaml").write_text("compute_environment: AMAZON_SAGEMAKER\nec2_instance_type: ml.p3.2xlarge\n")
-    assert main(["check", str(tmp_path / "acc.yaml")]) == 2
-    assert "SageMaker" in capsys.readouterr().err

@@ -7,43 +7,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hf_memkit.checks import check_file
 
-RIGHT = {
-    "lora by a script of one's own": """
-        output_dir: out
-        torch_dtype: bfloat16
-        bf16: true
-        use_lora: true
-        lora_r: 8
-        gradient_checkpointing: true
-        gradient_checkpointing_kwargs: {use_reentrant: true}
-        max_seq_length: 1024
-    """,
-    "lora by TRL, whose switch is on by default": """
-        output_dir: out
-        model_name_or_path: Qwen/Qwen3-0.6B
-        dtype: bfloat16
-        use_peft: true
-        lora_r: 16
-        dataset_text_field: text
-        max_length: 1024
-        gradient_checkpointing_kwargs: {use_reentrant: false}
-    """,
-    "16-bit weights under FSDP": """
-        output_dir: out
-        torch_dtype: bfloat16
-        bf16: true
-        block_size: 1024
-        fsdp: true
-        fsdp_config: {transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}
-    """,
-    "Kahan summation": "{output_dir: out, torch_dtype: bfloat16, optim: stable_adamw, learning_rate: 2.0e-5}",
-    "plain SGD": "{output_dir: out, optim: sgd, learning_rate: 0.1}",
-    "an evaluation alone": "{output_dir: out, do_eval: true, bf16_full_eval: true}",
-}
+SAID: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
+    "lora by a script of one's own": (
+        "{torch_dtype: bfloat16, bf16: true, use_lora: true, lora_r: 8, gradient_checkpointing: true, "
+        "gradient_checkpointing_kwargs: {use_reentrant: true}, max_seq_length: 1024}", []),
+    "lora by TRL, whose switch is on by default": (
+        "{output_dir: out, model_name_or_path: Qwen/Qwen3-0.6B, dtype: bfloat16, use_peft: true, lora_r: 16, "
+        "dataset_text_field: text, max_length: 1024, gradient_checkpointing_kwargs: {use_reentrant: false}}", []),
+    "16-bit weights under FSDP": (
+        "{output_dir: out, torch_dtype: bfloat16, bf16: true, block_size: 1024, fsdp: true, "
+        "fsdp_config: {transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}}", []),
+    "Kahan summation": ("{output_dir: out, torch_dtype: bfloat16, optim: stable_adamw, learning_rate: 2.0e-5}", []),
+    "plain SGD": ("{output_dir: out, optim: sgd, learning_rate: 0.1}", []),
+    "an evaluation alone": ("{output_dir: out, do_eval: true, bf16_full_eval: true}", []),
+    "empty values": ("{output_dir: x, local_rank: , eval_strategy: , dataloader_prefetch_factor: }", []),
+    "full evaluation": (
+        "{output_dir: out, do_train: true, eval_strategy: steps, bf16: true, bf16_full_eval: true}",
+        [("full-eval-while-training", "bf16_full_eval", "warning")]),
+    "16-bit weights": (
+        "{output_dir: out, torch_dtype: bfloat16}", [("bf16-weights-lose-updates", "torch_dtype", "hint")]),
+    "a key of DeepSpeed's": (
+        "{output_dir: o, learning_rate: 2.0e-5, train_batch_size: 64}",
+        [("unknown-argument", "train_batch_size", "hint")]),
+    "names of one's own": (
+        "{output_dir: o, prompt_template: x, max_prompt_len: 9, use_nested_quant: true, loss_weight: 1.0}",
+        [("unknown-argument", "prompt_template", "hint")]),
+    "a misspelling, or a script's own name": (
+        "{output_dir: o, lora_target_module: [q_proj]}", [("misspelt-argument", "lora_target_module", "hint")]),
+    "a misspelling of TRL's": (
+        "{use_peft: true, lora_target_module: [q_proj]}", [("misspelt-argument", "lora_target_module", "error")]),
+    "a misspelling": (
+        "{output_dir: o, gradient_checkpointin: true}", [("misspelt-argument", "gradient_checkpointin", "error")]),
+}  # fmt: skip
 
 _AUTO = {f"train_{name}": "auto" for name in ("batch_size", "micro_batch_size_per_gpu")} | {
     "gradient_accumulation_steps": "auto"
@@ -111,16 +109,10 @@ def test_well_known_files_pass(tmp_path: Path, content: dict[str, Any]) -> None:
     assert [str(problem) for problem in check_file(path) if problem.severity == "error"] == []
 
 
-def said(folder: Path, text: str) -> list[tuple[str, str, str]]:
-    """(rule, key, fix) of each problem."""
-    path = folder / "args.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(text)))
-    return [(one.rule, one.key, one.fix) for one in check_file(path)]
-
-
-@pytest.mark.parametrize("text", RIGHT.values(), ids=list(RIGHT))
-def test_nothing_is_said_of_a_file_that_is_right(tmp_path: Path, text: str) -> None:
-    assert said(tmp_path, text) == []
+@pytest.mark.parametrize(("text", "said"), SAID.values(), ids=list(SAID))
+def test_what_is_said_of_arguments(tmp_path: Path, text: str, said: list[tuple[str, str, str]]) -> None:
+    (tmp_path / "args.yaml").write_text(text)
+    assert [(each.rule, each.key, each.severity) for each in check_file(tmp_path / "args.yaml")] == said
 
 
 def test_weights_that_are_not_gathered_are_named_once(tmp_path: Path) -> None:
@@ -131,20 +123,9 @@ def test_weights_that_are_not_gathered_are_named_once(tmp_path: Path) -> None:
     assert (problem.rule, problem.severity) == ("no-weights-saved", "warning") and "auto" in problem.why
 
 
-def test_full_evaluation_is_named_once(tmp_path: Path) -> None:
-    text = "{output_dir: out, do_train: true, eval_strategy: steps, bf16: true, bf16_full_eval: true}"
-    assert [key for _, key, _ in said(tmp_path, text)] == ["bf16_full_eval"]
-
-
 def test_an_old_argument_that_is_off_is_to_be_deleted(tmp_path: Path) -> None:
-    ((rule, _, off),) = said(tmp_path, "{output_dir: out, group_by_length: false}")
-    ((_, _, on),) = said(tmp_path, "{output_dir: out, group_by_length: true}")
-    assert rule == "argument-of-transformers-4" and off == "delete the key" and "train_sampling_strategy" in on
-
-
-@pytest.mark.parametrize("off", ["{output_dir: out, dtype: bfloat16}", "{output_dir: out, torch_dtype: bfloat16}"])
-def test_what_a_file_cannot_show_is_said(tmp_path: Path, off: str) -> None:
     path = tmp_path / "args.yaml"
-    path.write_text(off)
-    (problem,) = check_file(path)
-    assert (problem.rule, problem.severity) == ("bf16-weights-lose-updates", "hint")
+    for value, fix in (("false", "delete the key"), ("true", "train_sampling_strategy")):
+        path.write_text(f"{{output_dir: out, group_by_length: {value}}}")
+        (problem,) = check_file(path)
+        assert problem.rule == "argument-of-transformers-4" and fix in problem.fix

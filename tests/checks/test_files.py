@@ -35,7 +35,6 @@ def preset(tmp_path: Path) -> Path:
         ("args.yaml", "a: 1\nb: [1, 2\nc: 3\n", "args.yaml: line 3, column 2"),
         ("acc.yaml", "compute_environment: AMAZON_SAGEMAKER\n", "a config of `accelerate launch` for SageMaker"),
         ("ds.json", '{"bf16": 1, // half\n "fp16": 2}', "JSON has no comments"),
-        ("ds.json", '/* mine */ {"bf16": 1}', "JSON has no comments"),
         ("ds.json", '{"a": "http://x", "b": 1 "c": 2}', "Expecting ',' delimiter"),
         ("train.sh", "torchrun train.py --deepspeed ds.json\n", "memkit check ds.json"),
         ("launch.txt", "accelerate launch train.py --bf16 true\n", "a shell script"),
@@ -66,9 +65,7 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
         *((content, "other") for content in (
             {"base_model": "x", "datasets": [{"path": "y"}], "bf16": "auto", "learning_rate": "2e-5"},
             {"stage": "sft", "finetuning_type": "lora", "output_dir": "x", "warmup_ratio": 0.1},
-            {"model": "x", "train_type": "lora", "dataset": ["y"], "output_dir": "z"},
             {"model": {"_component_": "torchtune.models.llama3"}, "optimizer": {"_component_": "torch.optim.AdamW"}},
-            {"model": "x", "dataset": "y", "lora_rank": 8, "output_dir": "z", "warmup_ratio": 0.05},
             {"model": {"name": "mpt"}, "train_loader": {}, "optimizer": {"name": "adamw"}, "max_duration": "1ep"},
             {"trainer": {"devices": 8}, "exp_manager": {}, "model": {"optim": {"name": "adam"}}},
             {"model": "unsloth/x", "training": {"learning_rate": 2e-4}, "lora": {"lora_r": 16}},
@@ -86,12 +83,9 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
             {"use_cpu": True, "debug": ""},
             {"model": {"name": "x"}, "data": {}, "training": {"num_train_epochs": 1}, "lora": {"r": 8}},
             {"model": {}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "scheduler": {"type": "cosine"}},
-            {"net": {"width": 8}, "data": {}, "optimizer": {"type": "AdamW", "lr": 1e-3}, "seed": 1},
             {"activation_checkpointing": True},
             {"output_dir": "x", "learning_rate": 2e-5, "bf16": True, "train_batch_size": 64},
-            {"output_dir": "x", "train_batch_size": 64, "gradient_accumulation_steps": 2},
             {"train_batch_size": 64, "bf16": True},
-            {"train_batch_size": 64, "model": "x", "epochs": 3},
             {"wandb": {"project": "x"}, "seed": 1},
             {"model_name_or_path": "x", "per_device_train_batch_size": 4, "train_micro_batch_size_per_gpu": 4},
         )),
@@ -100,21 +94,6 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
 def test_a_file_is_known_by_its_keys(tmp_path: Path, content: dict[str, Any], kind: str) -> None:
     (tmp_path / "file.json").write_text(json.dumps(content))
     assert read(tmp_path / "file.json").kind == kind
-
-
-def test_a_key_of_deepspeed_s_among_arguments_is_one_hint(tmp_path: Path) -> None:
-    path = tmp_path / "args.yaml"
-    path.write_text("output_dir: o\nlearning_rate: 2.0e-5\nbf16: true\ntrain_batch_size: 64\n")
-    assert [(p.rule, p.key, p.severity) for p in check_file(path)] == [
-        ("unknown-argument", "train_batch_size", "hint")
-    ]
-
-
-def test_a_misspelt_section_of_deepspeed_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text('{"zero_optimisation": {"stage": 2}, "gradient_clipping": "auto", "steps_per_print": 10}')
-    (named,) = (problem for problem in check_file(path) if problem.key == "zero_optimisation")
-    assert named.rule == "unknown-key" and "'zero_optimization'" in named.fix
 
 
 @pytest.mark.parametrize(
@@ -147,33 +126,6 @@ def test_a_key_with_an_empty_value_is_not_missing(tmp_path: Path) -> None:
     found = {p.key: (p.value, p.missing) for p in (*check_file(arguments), *check_file(config))}
     assert found["torch_dtype"] == found["evaluation_strategy"] == found["zero_optimization.stage"] == (None, False)
     assert found["train_micro_batch_size_per_gpu"] == (None, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "severity"),
-    [
-        ("output_dir: o\nlora_target_module: [q_proj]\n", "hint"),
-        ("use_peft: true\nlora_target_module: [q_proj]\n", "error"),
-        ("output_dir: o\nper_device_train_batchsize: 4\n", "error"),
-        ("output_dir: o\ngradient_checkpointin: true\n", "error"),
-    ],
-)
-def test_a_misspelling_that_a_script_may_have_is_a_hint(tmp_path: Path, text: str, severity: str) -> None:
-    path = tmp_path / "args.yaml"
-    path.write_text(text)
-    assert [(p.rule, p.severity) for p in check_file(path)] == [("misspelt-argument", severity)]
-
-
-def test_a_script_s_own_names_are_one_hint(tmp_path: Path) -> None:
-    path = tmp_path / "args.yaml"
-    path.write_text("output_dir: o\nprompt_template: x\nmax_prompt_len: 9\nuse_nested_quant: true\nloss_weight: 1.0\n")
-    assert [(p.rule, p.key, p.severity) for p in check_file(path)] == [("unknown-argument", "prompt_template", "hint")]
-
-
-def test_keys_that_a_file_has_twice_are_found(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(load("zero2")).replace('"stage": 2', '"stage": 1, "stage": 2'))
-    assert [(p.rule, p.key, p.value) for p in check_file(path)] == [("duplicate-key", "zero_optimization.stage", 2)]
 
 
 @pytest.mark.parametrize(
@@ -250,23 +202,6 @@ def _one_of_each(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("fail_on", "code"), [((), 1), (("error",), 1), (("warning",), 1), (("hint",), 1), (("errors",), 2)]
-)
-def test_the_worst_comes_first_and_decides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fail_on: tuple[str, ...], code: int
-) -> None:
-    path = _one_of_each(tmp_path)
-    assert main(["ds", "check", str(path), *(("--fail-on", *fail_on) if fail_on else ())]) == code
-    printed = capsys.readouterr()
-    if code == 2:
-        assert "did you mean 'error'?" in printed.err
-        return
-    lines = printed.out.splitlines()
-    assert lines[0] == f"1 error, 1 warning, 1 hint in {path}"
-    assert [line.split()[0] for line in lines if str(path) in line][1:] == ["error", "warning", "hint"]
-
-
 def test_the_whole_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice a screen that loses a line of a problem, or its order; and a long value that fills the screen."""
     path = _one_of_each(tmp_path)
@@ -296,6 +231,7 @@ def test_the_exit_code_is_what_fail_on_says(tmp_path: Path, severity: str | None
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(config))
     assert [main(["check", str(path), "--fail-on", level]) for level in ("error", "warning", "hint")] == codes
+    assert main(["ds", "check", str(path), "--fail-on", "errors"]) == 2
 
 
 def test_sarif_has_every_problem_with_its_rule_and_line(
@@ -329,7 +265,7 @@ def test_lines_are_found_under_the_names_that_problems_have(tmp_path: Path) -> N
     assert lines["activation_checkpointing"] == 2 and lines["fp16.enabled"] == 5
 
 
-@pytest.mark.parametrize("stage", [5, "2", "auto", None, True, [2], -1, 2.5])
+@pytest.mark.parametrize("stage", [5, "auto", None, [2]])
 def test_what_follows_from_a_wrong_stage_is_not_listed(stage: Any) -> None:
     """With keys of every stage, of which some have no effect at any one of them; and one mistake at all of them."""
     zero = {**load("zero3-offload")["zero_optimization"], "allgather_bucket_size": 3, "round_robin_gradients": True}
@@ -389,12 +325,9 @@ def test_auto_is_what_the_arguments_say(
     ("text", "declined"),
     [
         ("{task: ner, model_name_or_path: x, seed: 1, training: {learning_rate: 2e-5, bf16: true}}", True),
-        ("{output_dir: x, run_name: y, training: {learning_rate: 2e-5, bf16: true}}", True),
-        ("{Seq2SeqTrainingArguments: {learning_rate: 1e-5, warmup_steps: 8}, LoraConfig: {r: 8}}", True),
         ("{model_name_or_path: x, optimizer: {learning_rate: 2.0e-5, type: adamw}}", False),
         ("{bf16: true, training: {learning_rate: 2e-5, bf16: true}}", False),
         ("{model_name_or_path: x, fsdp_config: {activation_checkpointing: true, seed: 1}}", False),
-        ("{output_dir: x, dataset_mixture: {datasets: [], seed: 0}}", False),
     ],
 )
 def test_arguments_in_a_section_are_not_taken_for_checked(
@@ -441,24 +374,12 @@ def test_llama_factory_s_arguments_are_compared_with_a_deepspeed_json(tmp_path: 
     ]
 
 
-def test_an_empty_value_sets_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "args.yaml"
-    path.write_text("output_dir: x\nlocal_rank:\neval_strategy:\ndataloader_prefetch_factor:\n")
-    assert check_file(path) == []
-
-
 def test_a_hard_coded_list_is_named_value_by_value(preset: Path) -> None:
     optimizer = {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": "auto"}}
     preset.write_text(json.dumps(load("zero2") | {"optimizer": optimizer}))
     found = {each.key: each.why for each in check_file(preset) if each.rule == "hard-coded"}
     assert "adam_beta1=0.8, adam_beta2=0.99" in found["optimizer.params.betas"]
     assert "adam_epsilon=1e-08" in found["optimizer.params.eps"]
-
-
-def test_a_folder_that_is_not_there_is_refused(preset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["check"], ["ds", "check"]):
-        assert main([*command, str(preset), "--nvme-path", "/no/such"]) == 2
-        assert capsys.readouterr().err.startswith("memkit: error: --nvme-path /no/such: ")
 
 
 def test_a_model_alone_does_not_make_this_machine_the_job_s(tmp_path: Path) -> None:

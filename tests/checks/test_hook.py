@@ -30,11 +30,8 @@ def hook() -> dict[str, Any]:
     [
         ("deepspeed_configs/zero3_bf16.json", True),
         ("examples/deepspeed/ds_z3_config.json", True),
-        ("tests/ds_config_zero2.json", True),
         ("configs/DeepSpeed.json", True),
-        ("package.json", False),
         ("deepspeed/data/train.json", False),
-        ("examples/deepspeed-chat/package.json", False),
         ("ds_salaries.json", False),
         ("ds_config.yaml", False),
     ],

@@ -14,8 +14,7 @@ import yaml
 
 from hf_memkit.common import resources
 from hf_memkit.common.units import parse_size
-from tests.conftest import ROOT, Memkit, Quick
-from tests.fewer import one_each
+from tests.conftest import ROOT, Quick
 
 FOR_16_GB = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--ram", "32GB", "--nvme-path")
 
@@ -54,8 +53,8 @@ def test_copy_writes_a_sized_preset_whose_ledger_adds_up(quick_memkit: Quick, tm
     assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.03 * 2**30)
 
 
-def test_copy_without_a_model_copies_the_constants(memkit: Memkit, tmp_path: Path) -> None:
-    ran = memkit("ds", "copy", "zero2-offload", "configs/")
+def test_copy_without_a_model_copies_the_constants(quick_memkit: Quick, tmp_path: Path) -> None:
+    ran = quick_memkit("ds", "copy", "zero2-offload", "configs/")
     assert ran.returncode == 0 and "constants" in ran.stdout
     assert (tmp_path / "configs" / "zero2-offload.json").read_text() == resources.find(
         "ds_configs", "zero2-offload"
@@ -83,27 +82,6 @@ def test_copy_writes_a_config_that_accelerate_reads(quick_memkit: Quick, tmp_pat
     assert "mixed_precision" not in yaml.safe_load((tmp_path / "z-accelerate.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("copy", "zero3-infinit"), "did you mean 'zero3-infinity'"),
-        (("copy", "zero3", "--gpus", "4"), "--gpus: nothing can be computed without --model"),
-        (("copy", "zero3", "--model", "gpt2", "--nvme-path", "/x"), "does not use the disk"),
-        (("copy", "zero3", "--model", "no/such-model"), "nor in the cache, and the hub"),
-        (("copy", "zero3", "--model", "gpt2", "--gpu", "T44"), "unknown GPU 'T44'"),
-        (("copy", "onebit-adam"), "deepspeed<=0.19.6"),
-        (("copy", "zero3", "/proc/none/z.json"), "cannot be written"),
-    ],
-)
-def test_wrong_input_gets_one_line_and_writes_nothing(
-    quick_memkit: Quick, tmp_path: Path, arguments: tuple[str, ...], said: str
-) -> None:
-    ran = quick_memkit("ds", *arguments)
-    assert ran.returncode in (1, 2) and ran.stderr.count("\n") == 1, ran.stderr
-    assert ran.stderr.startswith("memkit: error: ") and said in ran.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_existing_file_is_kept(quick_memkit: Quick, tmp_path: Path) -> None:
     (tmp_path / "zero3.json").write_text("mine")
     refused = quick_memkit("ds", "copy", "zero3")
@@ -114,8 +92,7 @@ def test_an_existing_file_is_kept(quick_memkit: Quick, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("model", one_each(["Llama-3.1-70B", "Llama-3.1-8B", "gpt2-xl"]))
-def test_sizing_is_quick_and_small_for_large_models(model: str, tmp_path: Path) -> None:
+def test_sizing_is_quick_and_small_for_large_models(tmp_path: Path) -> None:
     """5 s of CPU time and 2 GiB of RAM. Nearly all of both is importing torch and transformers' modelling code: the
     command takes little more than that alone, and 5 s where that alone takes less than 4."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -128,7 +105,7 @@ def test_sizing_is_quick_and_small_for_large_models(model: str, tmp_path: Path) 
         seconds, kib = map(float, ran.stdout.split())
         return seconds, kib
 
-    copy = ("-m", "hf_memkit", "ds", "copy", "zero3-offload", "--model", model, "--gpus", "8", "--overwrite")
+    copy = ("-m", "hf_memkit", "ds", "copy", "zero3-offload", "--model", "Llama-3.1-70B", "--gpus", "8", "--overwrite")
     libraries = ("-c", "import torch; from transformers import GPT2LMHeadModel, LlamaForCausalLM")
     seconds, kib = used(*copy)
     imports = used(*libraries)[0]

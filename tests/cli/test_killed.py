@@ -56,10 +56,6 @@ def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.P
     assert not [path.name for path in temporary.iterdir() if path.is_dir()]
 
 
-def memkit(*words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "hf_memkit", *words)
-
-
 def test_processes_of_a_pool_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """From a thread that has ended: a parent-death signal would have come then."""
     code = """
@@ -74,35 +70,24 @@ assert pool.submit(os.getpid).result()
 open("ready", "w").close()
 time.sleep(300)
 """
-    killed(
-        tmp_path,
-        code,
-        sys.executable,
-        "train.py",
-        when=lambda found: len(found) >= 2 and (tmp_path / "ready").exists(),
-    )
+    ready = tmp_path / "ready"
+    killed(tmp_path, code, sys.executable, "train.py", when=lambda found: len(found) >= 2 and ready.exists())
 
 
 @pytest.mark.slow
-def test_predict(tmp_path: Path) -> None:
-    """While its child loads, and while the script runs, which has started another program."""
-    killed(tmp_path, TRAINS, *memkit("predict", "train.py", "--gpu", "T4"), when=lambda found: len(found) == 1)
-    killed(
-        tmp_path,
-        WAITS,
-        *memkit("predict", "train.py", "--gpu", "T4"),
-        when=lambda found: len(found) == 3 and (tmp_path / "waits").exists(),
-    )
+@pytest.mark.parametrize(
+    ("command", "code", "processes"),
+    [
+        ("predict train.py --gpu T4", TRAINS, 1),  # while its child loads
+        ("predict train.py --gpu T4", WAITS, 3),  # while the script runs, which has started another program
+        ("plan train.py --gpu T4 --limit 600", TRAINS, 4),  # with its pool, which holds what the others listen to
+        ("run --predict train.py", WAITS, 3),
+    ],
+)
+def test_a_killed_command_leaves_nothing(tmp_path: Path, command: str, code: str, processes: int) -> None:
+    waits = tmp_path / "waits"
 
+    def begun(found: list[psutil.Process]) -> bool:
+        return len(found) >= processes and (code is TRAINS or waits.exists())
 
-@pytest.mark.slow
-def test_plan(tmp_path: Path) -> None:
-    """With its pool, whose processes hold what the others listen to."""
-    words = memkit("plan", "train.py", "--gpu", "T4", "--limit", "600")
-    killed(tmp_path, TRAINS, *words, when=lambda found: len(found) >= 4)
-
-
-@pytest.mark.slow
-def test_run(tmp_path: Path) -> None:
-    """While it predicts."""
-    killed(tmp_path, WAITS, *memkit("run", "--predict", "train.py"), when=lambda found: len(found) >= 3)
+    killed(tmp_path, code, sys.executable, "-m", "hf_memkit", *command.split(), when=begun)

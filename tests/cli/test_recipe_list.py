@@ -62,23 +62,16 @@ def test_a_gpu_without_bf16_gets_only_what_computes_in_fp16(capsys: pytest.Captu
     assert ("gpt2-on-16gb", "resident") not in fits and ("llama-8b-qlora-on-16gb", "qlora") in fits
 
 
-def test_each_row_shows_a_command_that_resolves(capsys: pytest.CaptureFixture[str]) -> None:
-    found = listed(capsys, "--gpu", "16GB", "--ram", "2048GB")
-    for each in found["fits"]:
-        words = each["command"].split()
-        assert words[:2] == ["memkit", "recipe"] and words[2] in resources.names("recipes")
-        assert words[3:] in ([], ["--variant", each["variant"]])
-    assert main(["recipe", "--gpu", "16GB", "--ram", "2048GB"]) == 0
-    assert "Predicted, not measured" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("card", ["8GB", "16GB", "T4", "24GB"])
+@pytest.mark.parametrize("card", ["16GB", "T4"])
 def test_a_command_stands_in_one_piece_in_80_columns(
     card: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ("--gpu", card, "--ram", "2048GB")
-    commands = {each["recipe"]: each["command"] for each in reversed(listed(capsys, *arguments)["fits"])}
+    found = listed(capsys, *arguments)["fits"]
+    commands = {each["recipe"]: each["command"] for each in reversed(found)}
+    assert all(each["command"].split()[2:] in ([each["recipe"]], [each["recipe"], "--variant", each["variant"]])
+               for each in found)  # fmt: skip
     assert main(["recipe", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     for command in commands.values():
@@ -87,35 +80,6 @@ def test_a_command_stands_in_one_piece_in_80_columns(
     assert main(["recipe"]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n{name} " in shown for name in resources.names("recipes"))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [["--export", "job"], ["--copy", "mine.yaml"], ["--dry-run"], ["--variant", "lora"], ["--set", "seed=1"]],
-)
-def test_what_is_asked_of_no_recipe_is_refused(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipe", *given]) == 2
-    out = capsys.readouterr()
-    assert not out.out and out.err.startswith(f"memkit: error: {given[0]}: no recipe named")
-    assert out.err.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--gpu", "17"], "17"),
-        (["--gpu", "RTX 4091"], "RTX 4090"),
-        (["--ram", "much"], "much"),
-        (["--gpu-memory", "0.1GB"], "0.1GB"),
-    ],
-)
-def test_an_unknown_gpu_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("memkit: error: ") and said in error and error.count("\n") == 1
 
 
 def test_copy_writes_a_file_that_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

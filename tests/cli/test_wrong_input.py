@@ -75,6 +75,20 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PREDICT} --gpu 16": ("16GB?",),
     f"{PREDICT} --gpu-memory 16": ("16GB?",),
     f"{PREDICT} --ram 32": ("--ram: '32' has no unit", "32GB?"),
+    f"{PREDICT} --gpu-memory 16XB": ("not a size",),
+    f"{PREDICT} --gpu-memory 0.1GB": ("the CUDA context alone",),
+    f"{PREDICT} --gpus 0": ("--gpus",),
+    f"{PREDICT} --short --json": ("mutually exclusive",),
+    f"{PREDICT} --html notes.txt": ("not a page written by memkit",),
+    f"{PREDICT} --html page.html --compare-with python": ("mutually exclusive",),
+    f"{PREDICT} --variant lora": ("--recipe NAME",),
+    f"{PREDICT} --preset lora+resident": ("Choose one",),
+    f"{PREDICT} --preset resident --set rank=4": ("values of this preset",),
+    f"{PREDICT} --technique lora": ("--preset lora",),
+    f"{PREDICT} --args broken.json": ("broken.json: line 1",),
+    f"{PREDICT} --args ds.json": ("ds.json: a DeepSpeed config; give ",),
+    "predict --args notes.yaml": ("notes.yaml names none (model_name_or_path)",),
+    "predict --recipe gpt2-on-16gb --preset lora": ("not with --recipe",),
     f"{PREDICT} --batch-size 0": ("--batch-size",),
     f"{PREDICT} --batch-size 4 --set per_device_train_batch_size=8": ("--batch-size 4",),
     f"{PREDICT} --preset residnt": ("'resident'?",),
@@ -90,6 +104,17 @@ WRONG: dict[str, tuple[str, ...]] = {
     "predict --recipe gpt2": ("'gpt2-on-16gb'?", "memkit recipe"),
     "predict --recipe gpt2-on-16gb --variant ofload": ("'offload'?",),
     "predict --recipe gpt2-on-16gb --set per_device_train_batch_size=5": ("4, 8",),
+    "recipe --export job": ("--export: no recipe named",),
+    "recipe --short": ("--short: no recipe named",),
+    "recipe --gpu RTX-4091": ("'RTX 4090'?",),
+    "recipe no/such.yaml": ("does not exist",),
+    "recipe mine.yaml": ("mine.yaml: what: unknown key", "mine.yaml: variants: missing", "model: 3"),
+    f"{RECIPE} --variant lora --nvme-path /fast": ("does not use the disk",),
+    f"{RECIPE} --short": ("--short: only with --dry-run",),
+    f"{RECIPE} --dry-run --export job": ("--dry-run, --export: mutually exclusive",),
+    f"{RECIPE} --resume": ("no unfinished run",),
+    f"{RECIPE} --resume --max-steps 5": ("omit --max-steps",),
+    f"{RECIPE} --output /dev/null/x": ("not writable",),
     f"{RECIPE} --gpu A100": ("'A100 40GB' or 'A100 80GB'",),
     f"{RECIPE} --ram 32": ("--ram: '32' has no unit", "32GB?"),
     f"{RECIPE} --variant ofload": ("'offload'?",),
@@ -97,6 +122,24 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{RECIPE} --sequence-length 4096": ("1024",),
     "predict --recipe gpt2-on-16gb --sequence-length 4096": ("1024",),
     "preset show lora+qlora": ("--technique qlora",),
+    "preset show lorra": ("did you mean 'lora'",),
+    "preset show lora --set rnk=4": ("values of this preset: ",),
+    "preset show lora --set evaluation_strategy=steps": ("eval_strategy: steps",),
+    "preset show lora --ram 64GB": ("--ram: nothing can be computed without --model",),
+    "preset show lora --batch-size 30 --set per_device_train_batch_size=7": ("does not divide 30",),
+    "preset show 8bit --nvme-path /tmp": ("--nvme-path: preset '8bit'",),
+    "preset show infinity --nvme-path ' '": ("--nvme-path: empty; give a folder",),
+    "preset show infinity --nvme-path /no/such": ("--nvme-path /no/such: neither it nor its parent",),
+    "preset show offload --set deepspeed=ds.json": ("has its own DeepSpeed config",),
+    "preset copy lean args.yaml": ("memkit preset show lean",),
+    "preset copy lora args.toml": ("not .yaml or .json",),
+    "preset copy lora /proc/none/args.yaml": ("cannot be written",),
+    "preset copy lora args.json --for axolotl": ("one of trainer, run_clm, trl",),
+    "preset copy lora args.json --for run_clm": ("adapter.r",),
+    "preset copy resident args.json --for trl": ("optimizer.class",),
+    "preset copy lora --args twice.yaml": ("appears twice",),
+    "preset copy lora --args typo.yaml": ("typo.yaml: lora_target_module: no field of this name; did you mean",),
+    "preset copy 8bit --args former.yaml": ("former.yaml: evaluation_strategy: write eval_strategy: steps",),
     f"{RECIPE} --max-steps 5 --set max_steps=6": ("--max-steps 5",),
     f"{RECIPE} --gpus 3": ("2 or 4 processes",),
     f"{RECIPE} --node-rank 3": ("--node-rank",),
@@ -117,44 +160,59 @@ WRONG: dict[str, tuple[str, ...]] = {
     "check notes.yaml --gpu A100": ("'A100 40GB'",),
     "ds copy zero3 --model gpt2 --gpu A100": ("'A100 40GB'",),
     "ds copy zero2 --nvme-path x": ("--nvme-path",),
+    "ds copy zero3 --model gpt2 --nvme-path /x": ("does not use the disk",),
+    "ds copy zero3-infinit": ("did you mean 'zero3-infinity'",),
+    "ds copy zero3 --gpus 4": ("--gpus: nothing can be computed without --model",),
+    "ds copy zero3 /proc/none/z.json": ("cannot be written",),
+    "ds copy onebit-adam": ("deepspeed<=0.19.6",),
+    "check ds.json --nvme-path /no/such": ("--nvme-path /no/such: ",),
+    "recip": ("No such command 'recip'",),
     "report missing": ("missing",),
     "explain missing.log": ("missing.log",),
 }
 
+FILES = {
+    "bad.jsonl": '{"text": "a"}\n{oops\n', "broken.json": "{a", "code.py": "print('never run')",
+    "ds.json": '{"zero_optimization": {"stage": 2}}', "former.yaml": "evaluation_strategy: steps\n",
+    "mine.yaml": "summary: x\nmodel: 3\nwhat: 1\n", "notes.txt": "some text", "notes.yaml": "learning_rate: 1.0e-4\n",
+    "twice.yaml": "max_steps: 1\nmax_steps: 2\n", "typo.yaml": "lora_target_module: [q_proj]\nlora_r: 4\nmy_own: 3\n",
+}  # fmt: skip
+
 EACH = """
-import contextlib, io, json, sys
+import contextlib, io, json, shlex, sys
 started = []
 processes = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec")
 sys.addaudithook(lambda event, _: started.append(event) if event in processes else None)
 from hf_memkit.cli import main
 for line in sys.stdin:
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        code = main(line.split())
-    print(json.dumps([line.strip(), code, said.getvalue(), "torch" in sys.modules, started]))
+    said, out = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(out):
+        code = main(shlex.split(line))
+    print(json.dumps([line.strip(), code, said.getvalue(), out.getvalue(), "torch" in sys.modules, started]))
 """
 
 
-def test_wrong_commands_are_answered_before_torch_or_a_process(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{oops\n')
-    (tmp_path / "notes.txt").write_text("some text")
-    (tmp_path / "code.py").write_text("print('never run')")
-    (tmp_path / "notes.yaml").write_text("learning_rate: 1.0e-4\n")
+@pytest.mark.parametrize("verbs", [("pre",), ("pl",), ("rec",), ("ds", "check", "report", "explain")], ids=" ".join)
+def test_wrong_commands_are_answered_before_torch_or_a_process(tmp_path: Path, verbs: tuple[str, ...]) -> None:
+    wrong = [line for line in WRONG if line.startswith(verbs)]
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
     ran = subprocess.run(
         [sys.executable, "-c", EACH],
-        input="\n".join(WRONG), capture_output=True, text=True, cwd=tmp_path, env=environment,
+        input="\n".join(wrong), capture_output=True, text=True, cwd=tmp_path, env=environment,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    answers = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
-    assert [answer[0] for answer in answers] == list(WRONG)
-    for command, code, said, torch, started in answers:
-        assert (code, torch, started) == (2, False, []), command
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [answer[0] for answer in answers] == wrong
+    for command, code, said, out, torch, started in answers:
+        expected = 1 if command == "ds copy onebit-adam" else 2  # another DeepSpeed has it
+        assert (code, out, torch, started) == (expected, "", False, []), command
         assert said and all(line.startswith("memkit: error: ") for line in said.splitlines()), said
         assert len(said) < 1000, said
         assert all(part in said for part in WRONG[command]), said
-    assert {path.name for path in tmp_path.iterdir()} == {"bad.jsonl", "code.py", "notes.txt", "notes.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("verb", [[], ["preset"], ["ds"]])

@@ -17,7 +17,7 @@ DEEP = 200_000
 LISTS, OBJECTS = "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP
 
 
-@pytest.mark.parametrize("verb", [["check"], ["ds", "check"], ["recipe"], ["preset", "show", "lora", "--args"]])
+@pytest.mark.parametrize("verb", [["check"], ["recipe"], ["preset", "show", "lora", "--args"]])
 @pytest.mark.parametrize("content", [LISTS, OBJECTS, f"deepspeed: '{OBJECTS}'"], ids=["lists", "objects", "text"])
 @pytest.mark.parametrize("ending", ["json", "yaml"])
 def test_nested_without_end(
@@ -64,10 +64,8 @@ def test_how_deep() -> None:
     "verb",
     [
         ["recipe", "gpt2-on-16gb", "--copy"],
-        ["ds", "copy", "zero2"],
         ["ds", "copy", "zero2", "--overwrite"],
         ["preset", "copy", "lora", "--model", "gpt2"],
-        ["preset", "copy", "lora", "--model", "gpt2", "--overwrite"],
     ],
     ids=" ".join,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -174,16 +175,12 @@ def test_files_of_another_program_are_not_touched(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_is_reclaimed(tmp_path: Path) -> None:
-    script = """
-import os, sys
-from hf_memkit.deepspeed import nvme
-from tests.deepspeed.test_nvme import leave_swap_files
-from pathlib import Path
-with nvme.hold(sys.argv[1]):
-    leave_swap_files(Path(sys.argv[1]))
-    os.kill(os.getpid(), 9)
-"""
-    subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, check=False)
+    child = os.fork()
+    if child == 0:
+        with nvme.hold(tmp_path):
+            leave_swap_files(tmp_path)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
     assert nvme.swap_bytes(tmp_path) >= 2 * MIB
     found = preflight(tmp_path, needed_bytes=MIB)
     assert found.unusable == () and "left by a run that was killed (process " in found.notes[0]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 import pytest
 
 from hf_memkit.common import resources
-from hf_memkit.common.errors import InputError
 from hf_memkit.deepspeed import ops
 from hf_memkit.deepspeed.presets import load, preset_index
 
@@ -18,16 +16,9 @@ STAGED = [name for name in NAMES if load(name)["zero_optimization"]["stage"] > 0
 
 # What Trainer fills in (transformers:src/transformers/integrations/deepspeed.py).
 MAY_BE_AUTO = {
-    "enabled",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-}
+    "enabled", "gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "lr", "betas", "eps", "weight_decay",
+}  # fmt: skip
 
 
 def autos(config: dict[str, Any]) -> list[str]:
@@ -55,22 +46,6 @@ def test_no_buffer_is_left_at_deepspeed_s_default(name: str) -> None:
     assert max(zero[key] for key in sized) <= 500_000_000 and zero["reduce_bucket_size"] <= 50_000_000
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_deepspeed_s_own_schema_accepts_every_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    from deepspeed.runtime.precision_config import get_bfloat16_config
-    from deepspeed.runtime.zero.config import get_zero_config
-
-    config = load(name)
-    parsed = get_zero_config(copy.deepcopy(config))
-    assert int(parsed.stage) == config["zero_optimization"]["stage"]
-    get_bfloat16_config({"bf16": {**config["bf16"], "enabled": True}})
-    wrong = copy.deepcopy(config)
-    wrong["zero_optimization"]["reduce_bucket_sise"] = 1
-    with pytest.raises(ValueError, match="reduce_bucket_sise"):
-        get_zero_config(wrong)
-
-
 def test_presets_are_plain_json() -> None:
     for name in NAMES:
         text = resources.find("ds_configs", name).read_text()
@@ -87,11 +62,6 @@ def test_removed_optimizers_say_which_deepspeed_still_has_them() -> None:
     info = preset_index()["onebit-adam"]
     assert info.runs_on("0.19.6") and not info.runs_on("0.19.7") and not info.runs_on("0.20.0")
     assert preset_index()["zero3"].runs_on("0.19.8")
-
-
-def test_an_unknown_preset_gets_a_hint() -> None:
-    with pytest.raises(InputError, match="did you mean 'zero2-offload'"):
-        load("zero2-ofload")
 
 
 def test_the_operators_follow_from_the_config() -> None:

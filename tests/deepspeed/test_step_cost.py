@@ -120,13 +120,6 @@ def test_an_offloaded_optimizer_is_bound_by_ram_and_pcie(model: ModelFacts) -> N
     assert of(pageable, "gradients to RAM").in_all.low == pytest.approx(4 * N / 12.5e9, rel=1e-6)
 
 
-def test_adam_on_the_host_is_as_fast_as_its_cores(model: ModelFacts) -> None:
-    traffic = zero_traffic(offloaded(), model, gpus=1, accumulation=1)
-    assert traffic is not None
-    cost = step_cost(traffic, TRACED, GPU, replace(HOST, cores=2))
-    assert of(cost, "Adam on the host").in_all.low == pytest.approx(28 * N / 20e9, rel=1e-6), "two cores of 10 GB/s"
-
-
 def test_parameters_in_ram_come_over_pcie_for_forward_and_backward(model: ModelFacts) -> None:
     cost = zero_cost(bf16("zero3-offload", stage3_max_reuse_distance=0), model, gpus=2, accumulation=3)
     for phase, fetched in ("forward", N + model.tied), ("backward", N):
@@ -163,17 +156,6 @@ def test_pipelining_hides_the_disk_behind_the_step(model: ModelFacts) -> None:
     both = offload(pipeline_read=True, pipeline_write=True)
     total = sum(of(both, name).exposed.low for name in (read.name, write.name, "Adam on the host"))
     assert total == pytest.approx(write.in_all.low), "the slowest of the three"
-
-
-def test_a_step_with_states_and_weights_on_disk_moves_what_the_paper_counts(model: ModelFacts) -> None:
-    """ZeRO-Infinity (arXiv 2104.07857), 4.1: 2 × 16 bytes a parameter of states and gradients, and 2 of weights in
-    each pass. Would notice: a moment or a gradient that is forgotten, weights read once for two micro-batches."""
-    traffic = zero_traffic(bf16("zero3-infinity", stage3_max_reuse_distance=0), model, accumulation=2)
-    assert traffic is not None
-    moved = {link: sum(row.moved_bytes for row in traffic.rows if row.link == link) for link in ("read", "write")}
-    assert moved["read"] == pytest.approx(16 * N + 2 * 2 * 2 * N, rel=0.05), "the tied weights are read for each use"
-    assert moved["write"] == pytest.approx(16 * N + 2 * N, rel=0.01)
-    assert not traffic.reads_ahead and not traffic.writes_behind, "the preset has no pipelines"
 
 
 def test_the_same_computation_hides_a_read_and_the_copy_after_it(model: ModelFacts) -> None:

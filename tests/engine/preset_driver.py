@@ -36,11 +36,11 @@ from hf_memkit.deepspeed.engine_tensors import swapped_bytes
 from hf_memkit.deepspeed.nvme_resume import RestoreSwappedStates
 from hf_memkit.deepspeed.presets import load
 from hf_memkit.deepspeed.wiring import DeepSpeedWiring
-from hf_memkit.setup.process_group import join_process_group, leave_process_group
+from hf_memkit.setup.process_group import leave_process_group
 from tests.engine import stepping_cases, zero_r_cases
 from tests.engine.live_engine import LiveEngine
 from tests.engine.preset_cases import CHECKPOINT, STEPS, Case, not_on_cpu, one_process, small_config, two_processes
-from tests.engine.tiny_training import MICRO_BATCH, LossTrainer, load_model
+from tests.engine.tiny_training import MICRO_BATCH, LossTrainer, cpu_arguments, load_model
 from tests.engine.zero_r_cases import CASES as ZERO_R
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -140,33 +140,16 @@ def gathered_bytes(trainer: LossTrainer) -> int:
 
 
 def train(
-    case: Case,
-    config: dict[str, Any] | None,
-    initial: Path,
-    place: Path,
-    result: dict[str, Any],
+    case: Case, config: dict[str, Any] | None, initial: Path, place: Path, result: dict[str, Any],
     checkpoint: Path | None = None,
-) -> LossTrainer:
-    arguments = TrainingArguments(
-        output_dir=str(place),
-        deepspeed=config,
-        use_cpu=True,
-        bf16=case.bf16,
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=case.accumulation,
-        activation_checkpointing=case.recomputes,
-        max_steps=STEPS,
-        learning_rate=2e-2 if case.lora else 1e-3,
-        lr_scheduler_type="constant",
-        weight_decay=0.01,
-        max_grad_norm=1.0 if case.clips else 0.0,
+) -> LossTrainer:  # fmt: skip
+    arguments = cpu_arguments(
+        place, deepspeed=config, bf16=case.bf16, per_device_train_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=case.accumulation, activation_checkpointing=case.recomputes, max_steps=STEPS,
+        learning_rate=2e-2 if case.lora else 1e-3, lr_scheduler_type="constant", weight_decay=0.01,
+        max_grad_norm=1.0 if case.clips else 0.0, save_steps=CHECKPOINT,
         save_strategy="steps" if case.saves and checkpoint is None else "no",
-        save_steps=CHECKPOINT,
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    join_process_group(arguments)
+    )  # fmt: skip
     # Under DeepSpeed's bf16 the model has 16-bit weights; plain Trainer's bf16 keeps them in fp32.
     model = load_model(initial, bf16_weights=case.bf16 and case.preset is not None, lora=case.lora)
     result["split_when_made"] = all(parameter.numel() == 0 for parameter in model.base_model.parameters())

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import TrainingArguments
-
-from hf_memkit.setup.process_group import join_process_group
 from tests.engine.preset_cases import small_config
-from tests.engine.tiny_training import LossTrainer, load_model
+from tests.engine.tiny_training import LossTrainer, cpu_arguments, load_model
 
 _KEEP: Final = {"zero_force_ds_cpu_optimizer": False}
 _PARAMETERS: Final = {"lr": "auto", "weight_decay": "auto"}
@@ -42,18 +39,7 @@ def config_of(name: str) -> tuple[dict[str, Any], str]:
 def stepping_class(name: str, initial: Path, output: Path) -> str:
     """Class of the optimizer that makes one step, or the error that ends it."""
     config, optim = config_of(name)
-    arguments = TrainingArguments(
-        output_dir=str(output),
-        deepspeed=config,
-        optim=optim,
-        use_cpu=True,
-        max_steps=1,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    join_process_group(arguments)
+    arguments = cpu_arguments(output, deepspeed=config, optim=optim, max_steps=1)
     trainer = LossTrainer(load_model(initial, bf16_weights=False, lora=False), arguments)
     try:
         trainer.train()

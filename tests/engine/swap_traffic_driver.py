@@ -12,18 +12,19 @@ import json
 import os
 import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, GPT2Config, TrainerCallback
 from transformers.utils import logging
 
-from hf_memkit.setup.process_group import join_process_group, leave_process_group
+from hf_memkit.setup.process_group import leave_process_group
 from tests.engine.preset_cases import small_config
-from tests.engine.tiny_training import MICRO_BATCH, MODEL, LossTrainer
+from tests.engine.tiny_training import MICRO_BATCH, MODEL, LossTrainer, cpu_arguments
 
 WIDE: Final = {**MODEL, "vocab_size": 512, "n_embd": 512, "n_layer": 1}
 """All matrices but that of positions have a mebibyte in fp32."""
@@ -55,15 +56,9 @@ class CountSwaps(TrainerCallback):  # type: ignore[misc]
 
 def count_swaps(counting: CountSwaps) -> None:
     """Every read and write of the engine goes through two functions."""
-    from deepspeed.runtime.swap_tensor import (
-        async_swapper,
-        optimizer_utils,
-        partitioned_optimizer_swapper,
-        partitioned_param_swapper,
-        utils,
-    )
-
-    modules = (async_swapper, optimizer_utils, partitioned_optimizer_swapper, partitioned_param_swapper, utils)
+    names = ("async_swapper", "optimizer_utils", "partitioned_optimizer_swapper", "partitioned_param_swapper", "utils")
+    modules = [import_module(f"deepspeed.runtime.swap_tensor.{name}") for name in names]
+    utils = modules[-1]
     for name, kind in ("swap_in_tensors", "read"), ("swap_out_tensors", "write"):
         function = getattr(utils, name)
 
@@ -79,19 +74,10 @@ def count_swaps(counting: CountSwaps) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        deepspeed=swapping(str(folder / "disk")),
-        use_cpu=True,
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=2,
-        max_steps=2,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    join_process_group(arguments)
+    arguments = cpu_arguments(
+        folder, deepspeed=swapping(str(folder / "disk")), per_device_train_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=2, max_steps=2,
+    )  # fmt: skip
     torch.manual_seed(0)
     values = {key: value for key, value in WIDE.items() if key != "model_type"}
     trainer = LossTrainer(AutoModelForCausalLM.from_config(GPT2Config(**values), dtype=torch.float32), arguments)

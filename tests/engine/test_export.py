@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hf_memkit.catalog.hardware import Machine
 from hf_memkit.deepspeed import ops
+from hf_memkit.recipes.export import export_script
+from hf_memkit.recipes.schema import Recipe
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.setup.request import Request
 from tests.conftest import ROOT, VARIANTS, Quick, of_this_cpu, read_json_lines
+from tests.recipes.resolving import resolve
 
 EVERY = {"train_text.py", "job.py", "rows.py", "text_rows.py", "args.yaml", "memkit-run.json"}
 EVERY |= {"verify_checkpointing.py"}
@@ -85,20 +91,19 @@ def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: P
     text = (tmp_path / "job" / "args.yaml").read_text()
     assert all(line.startswith("#") for line in text.splitlines()[:4])
     args = yaml.safe_load(text)
-    accumulation = {"resident": 2, "offload": 1, "infinity": 4, "lora": 8}[variant]
     assert args["model"]["name"] == "openai-community/gpt2-xl" and args["model"]["dtype"] == "bfloat16"
     assert "architecture" not in args["model"], "the real model's weights"
-    assert "use_cpu" not in args["arguments"] and args["arguments"]["gradient_accumulation_steps"] == accumulation
+    assert "use_cpu" not in args["arguments"]
     assert args["data"]["hub_id"] and args["data"]["tokenizer"] == args["model"]["name"]
     reasons = [line for line in text.splitlines() if line.startswith("  # ")]
     assert len(reasons) > 20, "every value stands under its reason"
 
 
-def test_random_weights_need_nothing_of_the_hub(quick_memkit: Quick, tmp_path: Path, text_file: Path) -> None:
+def test_random_weights_need_nothing_of_the_hub(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
     """Defect, seen on a GPU without network: the script asked the hub for the tokenizer of the model it makes up."""
-    asked = ["recipe", "gpt2-on-16gb", "--variant", "lora", "--gpu", "RTX 4090", "--random-weights", "--export", "job"]
-    exported = quick_memkit(*asked, "--data", str(text_file))
-    assert exported.returncode == 0, exported.stderr
+    setup = resolve(recipe, machine, Request(variant="lora"), use_hub=False)
+    setup = setup.put("model.random_weights", True, "--random-weights")
+    export_script(RecipeRun(recipe.name, "lora", setup), tmp_path / "job")
     args = yaml.safe_load((tmp_path / "job" / "args.yaml").read_text())
     assert args["model"]["architecture"]["n_layer"] == 48 and "name" not in args["model"]
     assert args["data"]["tokenizer"] is None and args["data"]["vocabulary_size"] == 50257

@@ -44,25 +44,17 @@ def task(case: tuple[str, str]) -> str:
     return read_recipe(ROOT / "recipes" / f"{case[0]}.yaml").task
 
 
-def marked(cases: list[Any], *, bf16: bool = True) -> list[Any]:
-    """With the markers of those that DeepSpeed trains, and of all but those of images."""
-    found = []
-    quick = [pytest.mark.bf16] if bf16 else []
-    for case in cases:
-        on_an_engine = any(name.startswith("zero") for name in techniques(case.values))
-        longer = task(case.values) != "image-classification"
-        marks = [pytest.mark.operators] * on_an_engine + ([pytest.mark.slow] if longer else quick)
-        found.append(pytest.param(*case.values, marks=[*case.marks, *marks]))
-    return found
+def marked(cases: list[Any]) -> list[Any]:
+    """With the marker of those that DeepSpeed trains."""
+    return [
+        pytest.param(*case.values, marks=[*case.marks, pytest.mark.operators] if engine(case.values) else case.marks)
+        for case in cases
+    ]
 
 
 RESIDENT_FIRST = sorted(FURTHER, key=lambda case: case[1] != "resident")
-VARIED = marked(
-    one_each(
-        RESIDENT_FIRST, lambda case: " ".join(techniques(case)), lambda case: task(case) == "image-classification"
-    )
-)
-"""A variant for each engine with its adapters, and one of images. test_pack_exports.py trains one of each task."""
+VARIED = marked(one_each(RESIDENT_FIRST, lambda case: " ".join(techniques(case))))
+"""A variant for each engine with its adapters. test_pack_exports.py trains one of each task."""
 
 ADAPTERS = ("lora", "qlora")
 """Adapters beside random weights cannot learn much; they must move."""
@@ -90,6 +82,7 @@ def test_every_variant_is_predicted_to_fit_or_says_why_not(name: str, variant: s
     assert refused or any(each["prediction"]["verdict"] != "does not fit" for each in mine), "no way that fits"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "variant"), VARIED)
 def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:

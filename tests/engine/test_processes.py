@@ -136,23 +136,13 @@ def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "trains",
-    [False, pytest.param(True, marks=pytest.mark.exhaustive)],
-    ids=["before-it-trains", "while-it-trains"],
-)
-def test_where_the_launching_process_is_killed_its_ranks_end(tmp_path: Path, text_file: Path, *, trains: bool) -> None:
+def test_where_the_launching_process_is_killed_its_ranks_end(tmp_path: Path, text_file: Path) -> None:
     process = start(tmp_path, text_file, "lora", "--max-steps", "2000", "--set", "save_steps=5000")
-    if trains:
-        wait_for_step(process, tmp_path, 3)
-    else:
-        deadline = time.monotonic() + 120
-        while len(psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+    deadline = time.monotonic() + 120
+    while len(psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) >= 2
     process.kill()
     process.wait()
-    _, left = psutil.wait_procs(ranks, timeout=30)
-    assert not left
-    assert bool(list((tmp_path / "run").glob("checkpoint-*"))) is trains, "what was trained is saved, as for Ctrl-C"
+    assert not psutil.wait_procs(ranks, timeout=30)[1]

@@ -52,14 +52,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param("resident", marks=pytest.mark.exhaustive),
-        pytest.param("offload", marks=[pytest.mark.operators, pytest.mark.exhaustive]),
-        pytest.param("infinity", marks=pytest.mark.operators),
-    ],
-)
+@pytest.mark.parametrize("variant", ["resident", pytest.param("infinity", marks=pytest.mark.operators)])
 def test_a_killed_run_leaves_whole_records_and_goes_on(
     tmp_path: Path, text_file: Path, quick_memkit: Quick, variant: str
 ) -> None:

@@ -9,19 +9,12 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, Trainer, TrainingArguments
 
+from hf_memkit.setup.process_group import join_process_group
+
 MODEL: Final[dict[str, Any]] = {
-    "model_type": "gpt2",
-    "vocab_size": 2048,
-    "n_positions": 32,
-    "n_embd": 256,
-    "n_layer": 2,
-    "n_head": 2,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+    "model_type": "gpt2", "vocab_size": 2048, "n_positions": 32, "n_embd": 256, "n_layer": 2, "n_head": 2,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 """Three of its matrices have a mebibyte or more in fp32: DeepSpeed swaps nothing that is smaller."""
 
 LORA: Final[dict[str, Any]] = {"r": 4, "target_modules": ["c_attn", "c_fc", "c_proj"], "task_type": "CAUSAL_LM"}
@@ -46,6 +39,14 @@ def load_model(folder: Path, *, bf16_weights: bool, lora: bool) -> PreTrainedMod
         torch.manual_seed(0)
         return get_peft_model(model, LoraConfig(**LORA))
     return model
+
+
+def cpu_arguments(folder: Path, **more: Any) -> TrainingArguments:
+    """Of a quiet training on the CPU, in its process group."""
+    values = {"use_cpu": True, "save_strategy": "no", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
+    arguments = TrainingArguments(output_dir=str(folder), **{**values, **more})
+    join_process_group(arguments)
+    return arguments
 
 
 @functools.cache

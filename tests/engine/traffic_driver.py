@@ -19,12 +19,12 @@ os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARA
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, TrainerCallback
 from transformers.utils import logging
 
-from hf_memkit.setup.process_group import join_process_group, leave_process_group
+from hf_memkit.setup.process_group import leave_process_group
 from tests.engine.preset_cases import small_config
-from tests.engine.tiny_training import MICRO_BATCH, MODEL, LossTrainer
+from tests.engine.tiny_training import MICRO_BATCH, MODEL, LossTrainer, cpu_arguments
 
 STEPS: Final = 3
 """Stage 3 records the order of its modules in the first, and prefetches from the second on."""
@@ -138,21 +138,10 @@ class CountBuckets(TrainerCallback):  # type: ignore[misc]
 
 
 def train(case: Case, folder: Path) -> dict[str, int]:
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        deepspeed=case.config,
-        use_cpu=True,
-        bf16=case.bf16,
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=case.accumulation,
-        activation_checkpointing=case.recomputes,
-        max_steps=STEPS,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    join_process_group(arguments)
+    arguments = cpu_arguments(
+        folder, deepspeed=case.config, bf16=case.bf16, per_device_train_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=case.accumulation, activation_checkpointing=case.recomputes, max_steps=STEPS,
+    )  # fmt: skip
     torch.manual_seed(0)
     trainer = LossTrainer(model_of(case), arguments)
     counting = Counting()

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from hf_memkit.deepspeed.checkpointing import zero_r_checkpointing
-from hf_memkit.setup.process_group import join_process_group
 from tests.engine.preset_cases import small_config
-from tests.engine.tiny_training import LENGTH, MICRO_BATCH, LossTrainer
+from tests.engine.tiny_training import LENGTH, MICRO_BATCH, LossTrainer, cpu_arguments
 
 WIDTH: Final = 64
 CHECKPOINT_ELEMENTS: Final = MICRO_BATCH * LENGTH * WIDTH
@@ -57,33 +56,14 @@ class Wiring(TrainerCallback):  # type: ignore[misc]
 
 def train(name: str, output: Path) -> dict[str, Any]:
     config = {**small_config("zero1", "/nowhere"), "tensor_parallel": {"autotp_size": 2}}
-    arguments = TrainingArguments(
-        output_dir=str(output),
-        deepspeed=config,
-        use_cpu=True,
-        per_device_train_batch_size=MICRO_BATCH,
-        activation_checkpointing=True,
-        max_steps=3,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    join_process_group(arguments)
+    arguments = cpu_arguments(
+        output, deepspeed=config, per_device_train_batch_size=MICRO_BATCH, activation_checkpointing=True, max_steps=3,
+        learning_rate=1e-3, lr_scheduler_type="constant",
+    )  # fmt: skip
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=128,
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=2 * LENGTH,
-        )
-    )
+    shape = {"vocab_size": 128, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2}
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2 * LENGTH)
+    model = LlamaForCausalLM(config)
     trainer = LossTrainer(model, arguments)
     wiring = Wiring(trainer, CASES[name])
     if CASES[name]:

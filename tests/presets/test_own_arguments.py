@@ -130,7 +130,6 @@ def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: di
     ("given", "said"),
     [
         ({"max_steps": "five"}, "max_steps=five: expected int"),
-        ({"max_steps": True}, "expected int, got bool"),
         ({"gradient_accumulation_steps": 2.5}, "expected int, got float"),
         ({"optim": "adamw_torchh"}, "did you mean 'adamw_torch'"),
         ({"bf16": None}, "Omit it for the default"),
@@ -143,8 +142,6 @@ def test_values_that_mean_nothing_are_refused(given: dict[str, Any], said: str) 
 
 
 def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
-    import dataclasses
-
     from transformers import TrainingArguments
 
     fields = [f for f in dataclasses.fields(TrainingArguments) if f.init and f.default is not dataclasses.MISSING]
@@ -156,18 +153,14 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
     ("name", "field"),
     [
         ("per_device_train_batchsize", ["per_device_train_batch_size"]),
-        ("per-device-train-batch-size", ["per_device_train_batch_size"]),
         ("per_device_batch_size", ["per_device_train_batch_size", "per_device_eval_batch_size"]),
         ("grad_accumulation_steps", ["gradient_accumulation_steps"]),
-        ("gradient_accumulation", ["gradient_accumulation_steps"]),
         ("gradient_checkpointin", ["gradient_checkpointing"]),
-        ("predict_with_generat", ["predict_with_generate"]),
         ("Learning_rate", ["learning_rate"]),
         ("lora_target_module", ["lora_target_modules"]),
         ("max_lenght", ["max_length"]),
         # Names of their own: a word more than a field has, another word, or an argument of the example scripts.
         *((name, []) for name in ("ref_model_name_or_path", "per_device_test_batch_size", "dataset", "use_lora")),
-        *((name, []) for name in ("modules_to_save", "betas", "type")),
         # Nearly a field of TRL's: another word, of an experimental config; one word fewer; a name that many have.
         *((name, []) for name in ("prompt_template", "max_prompt_len", "use_nested_quant", "loss_weight")),
         *((name, []) for name in ("block_size", "max_seq_length", "my_own", "batch_size", "7")),

@@ -35,7 +35,8 @@ def data() -> Dataset:
 
 
 def test_the_global_batch_stays_exact(model: str, tmp_path: Path) -> None:
-    setup = preset("checkpointed", model=model, gpu_memory="16GB", global_batch_size=8, arguments={"use_cpu": True})
+    own = {"use_cpu": True, "per_device_train_batch_size": 4}  # nothing is traced
+    setup = preset("checkpointed", model=model, gpu_memory="16GB", global_batch_size=8, arguments=own)
     same = int(setup["arguments.per_device_train_batch_size"])
     made = setup.training_arguments(str(tmp_path), per_device_train_batch_size=same)
     assert made.per_device_train_batch_size * made.gradient_accumulation_steps == 8

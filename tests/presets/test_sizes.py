@@ -44,9 +44,7 @@ def made_of(held: float, grows: float, step: float) -> Callable[[int], Predictio
 
 
 @pytest.mark.parametrize("choices", [BATCHES, POWERS])
-@pytest.mark.parametrize(
-    ("held", "grows", "step"), [(6, 0.26, 3.5), (1, 0.02, 0.5), (10, 2.0, 6), (20, 0.5, 0), (0.1, 0.004, 0.1)]
-)
+@pytest.mark.parametrize(("held", "grows", "step"), [(6, 0.26, 3.5), (10, 2.0, 6), (0.1, 0.004, 0.1)])
 def test_three_traces_find_it(choices: tuple[int, ...], held: float, grows: float, step: float) -> None:
     trace, asked = made_of(held, grows, step), list[int]()
 

@@ -46,5 +46,7 @@ def test_a_refusal_names_the_nearest_choices() -> None:
         split_batch(2, 4, 5, {})
     with pytest.raises(SettingError, match=r"does not divide the 16 sequences of each process .* 2, 4, 8"):
         accumulation_for(32, 5, processes=2)
+    with pytest.raises(SettingError):
+        accumulation_for(32, 0)
     with pytest.raises(SettingError, match=r"gradient_accumulation_steps=3 does not divide 32 .* 1, 2, 4"):
         micro_batch_for(32, 3)

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
@@ -26,16 +20,17 @@ from hf_memkit import predict_recipe
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
-from hf_memkit.prediction import predict
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.recipes.by_data import ByData, _with, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
+from hf_memkit.recipes.variant_search import unjudged
 from hf_memkit.run.ranks import Place, Ranks
 from hf_memkit.run.training import run
 from hf_memkit.setup.request import Request
 from tests.conftest import ROOT
+from tests.prediction.test_prediction import made
 from tests.recipes.resolving import resolve
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -101,7 +96,7 @@ def test_the_worst_batch_is_the_run_s(
     options, recipe = RunOptions(Request(recipe=name, data=source, output="run")), load_recipe(name)
     options = RunOptions(options.request, setting=tuple(f"{key}={value}" for key, value in settings.items()))
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), predict)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), unjudged)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -214,44 +209,6 @@ def test_what_people_are_told(
     assert "--recipe NAME" in capsys.readouterr().err
 
 
-def model_folder(path: Path) -> str:
-    """A BERT of a few layers with random weights, and a tokenizer of words."""
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, **{word: at for at, word in enumerate(WORDS, 4)}}
-    plain = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    plain.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    tokenizer.save_pretrained(path)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    BertForSequenceClassification(BertConfig(vocab_size=1024, **sizes)).save_pretrained(path)
-    return str(path)
-
-
-@pytest.mark.exhaustive
-def test_the_exported_script_is_predicted_alike(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would notice: a recipe and a script that have different batches, or different needs, of the same data."""
-    monkeypatch.chdir(tmp_path)
-    data, model = str(texts(tmp_path / "texts.jsonl", longest=400)), model_folder(tmp_path / "model")
-    asked = ["bert-large-on-8gb", "--model", model, "--data", data, "--variant", "8bit", "--gpu-memory", "8GB"]
-    assert main(["recipe", *asked, "--export", "job"]) == 0
-    capfd.readouterr()
-    found = {}
-    script = ["job/train_text_classification.py", "--gpu-memory", "8GB", "--json", "--", "job/args.yaml"]
-    for name, command in (("recipe", ["--recipe", *asked, "--json"]), ("script", script)):
-        assert main(["predict", *command]) == 0
-        found[name] = json.loads(capfd.readouterr().out)
-    recipe, exported = (found[name]["request"]["batches"] for name in ("recipe", "script"))
-    assert recipe["worst"] == exported["worst"] and recipe["usual"]["batch"] == exported["usual"]["batch"]
-    assert recipe["usual"]["total_gib"] == pytest.approx(exported["usual"]["total_gib"], rel=0.02)
-    for phase in ("load", "forward", "backward", "optimizer"):
-        one, other = (found[name]["phases"][phase]["peak_allocated_gib"] for name in ("recipe", "script"))
-        assert one == pytest.approx(other, rel=0.005), phase
-    assert found["recipe"]["peak_reserved_gib"][1] == pytest.approx(found["script"]["peak_reserved_gib"][1], rel=0.02)
-
-
 def test_targets_have_a_length_of_their_own() -> None:
     """Would notice: targets that are cut to their sources, which shorter sources of real data must not do, or that are
     longer than a source may be."""
@@ -276,6 +233,7 @@ def test_where_all_batches_have_one_size_nothing_is_read(name: str) -> None:
 def test_a_data_set_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Would notice: a prediction that fetches gigabytes, or a bound that is not said to be one."""
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("hf_memkit.recipes.by_data.predict", lambda setup: made())
     setup = resolve(load_recipe("bert-large-on-8gb"), machine, Request(variant="8bit"), use_hub=False)
     judge = judge_of(Request(data="stanfordnlp/imdb"))
     assert not isinstance(judge, ByData)

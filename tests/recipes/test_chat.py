@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +94,7 @@ def sft(model: Any, tokenizer: Any, rows: Any, folder: Path, **options: Any) -> 
     return SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize(("kind", "attention"), [("llama", "sdpa"), ("qwen3", "eager")])
 def test_packed_conversations_see_only_themselves(
     conversations: Any, tokenizer: Any, tmp_path: Path, attention: str, kind: str
 ) -> None:
@@ -135,7 +133,7 @@ def _shipped(name: str) -> str:
     return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama3_1", "llama3_2", "qwen2_5", "qwen3", "qwen3_instruct_2507"])
+@pytest.mark.parametrize("name", ["llama3", "llama3_2", "qwen2_5", "qwen3"])
 def test_templates_of_known_families_mark_the_assistant(name: str) -> None:
     own = _shipped(name)
     tokenizer = _word_tokenizer(own)
@@ -227,18 +225,14 @@ def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer:
     assert {each.dtype for each in adapted.parameters() if not each.requires_grad} == {torch.float16}
 
 
-@pytest.fixture
-def runs(quick_memkit: Quick, recipe_file: Path, tmp_path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
-    answer = quick_memkit("recipe", str(recipe_file), "--variant", "resident", "--output", "run", "--json")
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    yield json.loads((tmp_path / "run" / "memkit-run.json").read_text()), tmp_path / "run"
-
-
 @pytest.mark.slow
 def test_a_rehearsal_and_its_exported_script_train_the_same(
-    runs: tuple[dict[str, Any], Path], quick_memkit: Quick, process: Loaded, recipe_file: Path, tmp_path: Path
+    quick_memkit: Quick, process: Loaded, recipe_file: Path, tmp_path: Path
 ) -> None:
-    content, folder = runs
+    answer = quick_memkit("recipe", str(recipe_file), "--variant", "resident", "--output", "run", "--json")
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    folder = tmp_path / "run"
+    content = json.loads((folder / "memkit-run.json").read_text())
     result = content["result"]
     assert content["status"] == "finished" and content["rehearsal"] is True
     assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3

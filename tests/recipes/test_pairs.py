@@ -13,7 +13,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-import torch
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -140,23 +139,6 @@ def test_metrics_read_generated_tokens(pairs: Examples) -> None:
     assert measured["generated_tokens"] == pytest.approx(np.mean([len(ids[i]) - 1 for i in (0, 2, 2)]))
 
 
-def tiny_t5(vocabulary: int, **more: float) -> T5ForConditionalGeneration:
-    torch.manual_seed(0)
-    return T5ForConditionalGeneration(
-        T5Config(
-            d_model=32,
-            d_kv=16,
-            d_ff=32,
-            num_layers=1,
-            num_decoder_layers=1,
-            num_heads=2,
-            vocab_size=vocabulary,
-            decoder_start_token_id=0,
-            **more,
-        )
-    )
-
-
 def test_a_model_whose_decoder_does_not_know_how_to_begin(tmp_path: Path) -> None:
     T5Config(d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has no decoder_start_token_id"):
@@ -179,8 +161,10 @@ def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
         output_dir=str(tmp_path), use_cpu=True, max_steps=2, report_to="none", predict_with_generate=True,
         generation_max_length=9, per_device_eval_batch_size=3, disable_tqdm=True, save_strategy="no",
     )  # fmt: skip
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=len(pairs.processing_class), decoder_start_token_id=0, **sizes)
     trainer = GeneratingTrainer(
-        model=tiny_t5(len(pairs.processing_class)), args=arguments, train_dataset=pairs.train,
+        model=T5ForConditionalGeneration(config), args=arguments, train_dataset=pairs.train,
         eval_dataset=pairs.held_out, processing_class=pairs.processing_class, compute_metrics=watched,
         optimizer_cls_and_kwargs=(Adafactor, {"lr": 1e-3}), **options,
     )  # fmt: skip
@@ -190,31 +174,6 @@ def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
     assert {"eval_loss", "eval_exact_match", "eval_rouge_l", "eval_generated_tokens"} <= measured.keys()
     kept = seen[0].predictions  # token ids, padded: no logits
     assert kept.ndim == 2 and len(kept) == len(pairs.held_out) and kept.dtype.kind == "i"
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_loss_is_the_mean_whatever_the_accumulation(
-    small: Setup, pairs: Examples, tmp_path: Path, accumulation: int
-) -> None:
-    """T5 takes the mean of its micro-batch, and Trainer would take it for a share of a sum (`mean_loss`)."""
-    from hf_memkit.components import mean_loss
-
-    model = tiny_t5(len(pairs.processing_class), dropout_rate=0.0)
-    mean_loss.install(model)
-    rows = pairs.train.select([0] * 8)
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no",
-        per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, learning_rate=0.0,
-        max_grad_norm=1e9,
-    )  # fmt: skip
-    options = {"data_collator": DataCollatorForSeq2Seq(pairs.processing_class)}
-    trainer = GeneratingTrainer(
-        model=model, args=arguments, train_dataset=rows, processing_class=pairs.processing_class, **options
-    )
-    trainer.train()
-    row = rows[0]
-    loss = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss
-    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(float(loss), rel=1e-4)
 
 
 def test_settings_of_the_recipe(flan_t5: Recipe, machine: Machine) -> None:

@@ -13,7 +13,7 @@ from hf_memkit.prediction import predict
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.run.ranks import Ranks
 from hf_memkit.setup.request import Request
-from tests.conftest import Memkit
+from tests.conftest import Quick
 
 NAME = "llama-70b-lora-on-8x80gb"
 
@@ -54,8 +54,8 @@ def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> No
 
 
 @without_a_gpu
-def test_dry_run_is_for_all_the_gpus(memkit: Memkit) -> None:
-    ran = memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--json")
+def test_dry_run_is_for_all_the_gpus(quick_memkit: Quick) -> None:
+    ran = quick_memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--json")
     assert ran.returncode == 0, ran.stderr
     content = json.loads(ran.stdout)
     assert content["gpus"] == 8 and not content["setup"]["problems"]

@@ -41,16 +41,12 @@ def test_techniques_stay_and_everything_that_goes_is_named(
 
 
 def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None:
-    chosen = {"learning_rate": 0.5, "save_steps": 2}
+    chosen = {"learning_rate": 0.5, "save_steps": 2, "per_device_train_batch_size": 2}
     resolved = resolve(recipe, machine, Request(variant="lora", max_steps=6, arguments=chosen), use_hub=False)
-    arguments = rehearse(recipe, resolved).setup.arguments
-    assert (arguments["learning_rate"], arguments["save_steps"], arguments["max_steps"]) == (0.5, 2, 6)
-
-
-def test_a_batch_that_is_not_rehearsed_is_named(recipe: Recipe, machine: Machine) -> None:
-    chosen = {"per_device_train_batch_size": 2}
-    rehearsed = rehearse(recipe, resolve(recipe, machine, Request(variant="lora", arguments=chosen), use_hub=False))
+    rehearsed = rehearse(recipe, resolved)
     assert "arguments.per_device_train_batch_size" in {setting.key for setting in rehearsed.not_rehearsed}
+    arguments = rehearsed.setup.arguments
+    assert (arguments["learning_rate"], arguments["save_steps"], arguments["max_steps"]) == (0.5, 2, 6)
 
 
 def test_another_architecture_shrinks_too(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
@@ -75,17 +71,6 @@ def test_a_small_local_model_is_rehearsed_as_it_is(recipe: Recipe, machine: Mach
     setup = rehearse(recipe, resolved).setup
     assert setup["model.origin"] == "local" and setup["model.architecture"]["n_layer"] == 1
     assert setup["data.sequence_length"] == 64
-
-
-@pytest.mark.parametrize(("variant", "accumulation"), [("resident", 2), ("offload", 1)])
-def test_accumulation_is_rehearsed_where_the_target_has_some(
-    recipe: Recipe, machine: Machine, variant: str, accumulation: int
-) -> None:
-    rehearsed = rehearse(recipe, resolve(recipe, machine, Request(variant=variant), use_hub=False)).setup
-    assert rehearsed["arguments.gradient_accumulation_steps"] == accumulation
-    assert rehearsed["arguments.per_device_train_batch_size"] * accumulation == recipe.rehearsal.sequences_per_step
-    tokens = rehearsed["arguments.per_device_train_batch_size"] * rehearsed["data.sequence_length"]
-    assert rehearsed["model_parts.chunked_loss"]["chunk_tokens"] == tokens / 4
 
 
 def test_settings_that_need_a_gpu_have_stand_ins(recipe: Recipe, machine: Machine) -> None:

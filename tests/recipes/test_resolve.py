@@ -18,7 +18,6 @@ from hf_memkit.recipes.variant_search import choose, stored_or
 from hf_memkit.setup.build import build_model, missing_package, refuse_random_weights
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.recipes.resolving import resolve
 
 
@@ -36,11 +35,8 @@ def of(machine: Machine, card: str, ram_gib: float, disk_gib: float = 200) -> Ma
     [
         ("16GB", 64, 200, "resident"),
         ("16GB", 13, 200, "resident"),
-        ("RTX 4090", 64, 200, "resident"),
         ("T4", 64, 200, "offload"),
-        ("V100 16GB", 30, 200, "offload"),
         ("T4", 29, 200, "infinity"),
-        ("T4", 12, 40, "infinity"),
         ("T4", 12, 20, "lora"),
         ("8GB", 13, 20, "lora"),
     ],
@@ -56,44 +52,12 @@ def test_auto_takes_the_first_variant_that_fits_and_says_why(
     assert all(why for _, why in resolved.rejected)
 
 
-def test_nothing_fits_a_tiny_gpu(recipe: Recipe, machine: Machine) -> None:
-    with pytest.raises(DoesNotFitError, match=r"no variant of gpt2-on-16gb is predicted to fit .*: resident .* lora"):
-        make(recipe, of(machine, "4GB", 8, 10))
-
-
-@pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])
-def test_every_variant_resolves_completely_with_a_reason_for_each_choice(
-    recipe: Recipe, machine: Machine, variant: str
-) -> None:
-    setup = make(recipe, machine, variant)
-    assert setup.preset == variant and setup.ledger.total_bytes("device") > GIB / 2
-    assert all(setting.reason for setting in setup.settings)
-    arguments = setup.arguments
-    assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 32
-    assert arguments["activation_checkpointing"] is True
-    assert setup["data.sequence_length"] == 1024
-    assert all(row.source and row.size_bytes > 0 for row in setup.ledger.rows)
-
-
 def test_sixteen_and_thirty_two_sequences_at_once_fit_a_16_gb_gpu(recipe: Recipe, machine: Machine) -> None:
     resident, offload = (make(recipe, machine, name) for name in ("resident", "offload"))
     for setup, micro_batch, accumulation in ((resident, 16, 2), (offload, 32, 1)):
         assert not setup.problems and "chunked-loss" in setup.techniques
         assert setup.arguments["per_device_train_batch_size"] == micro_batch
         assert setup.arguments["gradient_accumulation_steps"] == accumulation
-
-
-@pytest.mark.parametrize(("card", "chosen"), [("16GB", "activation"), ("40GB", "selective"), ("96GB", "none")])
-def test_the_cheapest_checkpointing_that_fits_is_taken(
-    recipe: Recipe, machine: Machine, card: str, chosen: str
-) -> None:
-    setup = make(recipe, of(machine, card, 64), "resident")
-    used = [name for name in setup.techniques if TECHNIQUES[name].family == "checkpointing"]
-    assert used == ([] if chosen == "none" else [f"{chosen}-checkpointing"]) and not setup.problems
-    (note,) = [note for note in setup.notes if note.startswith("Activation checkpointing:")]
-    assert note.startswith(f"Activation checkpointing: {chosen}") and "the first that is predicted to fit" in note
-    tried = {"activation": 2, "selective": 1, "none": 0}[chosen]
-    assert note.count("does not fit: peak") == tried, "what was tried before"
 
 
 def test_a_gpu_on_which_nothing_fits_gets_the_last_checkpointing_and_is_told(recipe: Recipe, machine: Machine) -> None:
@@ -171,8 +135,6 @@ def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe:
 @pytest.mark.parametrize(
     ("chosen", "variant", "message"),
     [
-        ({"per_device_train_batch_size": 5}, "resident", "does not divide 32"),
-        ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "resident", "is 4 sequences a step"),
         ({"per_device_train_batch_size": 0}, "resident", "must be a whole number above 0"),
         ({"max_steps": 0}, "resident", "max_steps=0: must be a whole number above 0"),
         ({"per_device_eval_batch_size": 0}, "lora", "per_device_eval_batch_size=0"),
@@ -187,13 +149,6 @@ def test_settings_that_cannot_hold_are_refused(
 ) -> None:
     with pytest.raises(SettingError, match=message):
         make(recipe, machine, variant, arguments=chosen)
-
-
-def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machine: Machine) -> None:
-    with pytest.raises(SettingError, match="max_steps=20: the same setting"):
-        make(recipe, machine, "lora", max_steps=10, arguments={"max_steps": 20})
-    with pytest.raises(SettingError, match="does not use the disk"):
-        make(recipe, machine, "lora", nvme_path="/fast")
 
 
 def test_a_machine_without_a_gpu_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import wave
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,19 +302,30 @@ def test_what_is_made_up_is_chat_too() -> None:
 # ---- images ----
 
 
-def picture(path: Path) -> Path:
+Files = dict[str, bytes | Callable[[Path], None]]
+
+
+def picture(path: Path) -> None:
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     Image.effect_noise((40, 40), 60).convert("RGB").save(path)  # noise: a JPEG of some length
-    return path
 
 
-def photos(root: Path) -> Path:
-    for label in ("cat", "dog"):
-        for number in range(3):
-            picture(root / label / f"{number}.jpg")
+def cut_off(path: Path) -> None:
+    picture(path)
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def laid(root: Path, files: Files) -> Path:
+    """A folder with these files: name → what it holds, or what writes it."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content) if isinstance(content, bytes) else content(path)
     return root
+
+
+PHOTOS: Files = {f"{label}/{number}.jpg": picture for label in ("cat", "dog") for number in range(3)}
 
 
 def images_of(path: Path) -> tuple[Any, int | None]:
@@ -323,7 +335,7 @@ def images_of(path: Path) -> tuple[Any, int | None]:
 
 
 def test_a_folder_for_each_label(tmp_path: Path) -> None:
-    photos(root := tmp_path / "photos[1]")
+    laid(root := tmp_path / "photos[1]", PHOTOS)
     for name in ("cat/.DS_Store", "cat/Thumbs.db", ".hidden"):
         (root / name).write_text("x")
     rows, first = images_of(root)
@@ -336,9 +348,8 @@ def test_a_folder_for_each_label(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held_out", ["validation", "val", "test", ""])
 def test_a_part_of_its_own_is_held_out(tmp_path: Path, held_out: str) -> None:
-    photos(tmp_path / "train")
-    if held_out:
-        picture(tmp_path / held_out / "dog" / "9.png")
+    laid(tmp_path / "train", PHOTOS)
+    laid(tmp_path / held_out, {"dog/9.png": picture} if held_out else {})
     rows, first = images_of(tmp_path)
     assert rows.features["label"].names == ["cat", "dog"] and first == (6 if held_out else None)
     assert len(rows) == 6 + bool(held_out)
@@ -346,105 +357,64 @@ def test_a_part_of_its_own_is_held_out(tmp_path: Path, held_out: str) -> None:
 
 @pytest.mark.parametrize("column", ["image", "file_name"])
 def test_a_table_of_images(tmp_path: Path, column: str) -> None:
-    for name in ("a.jpg", "b.webp"):
-        picture(tmp_path / name)
-    write(tmp_path / "metadata.jsonl", lines({column: "a.jpg", "label": 10}, {column: "b.webp", "label": 9}))
+    table = lines({column: "a.jpg", "label": 10}, {column: "b.webp", "label": 9})
+    laid(tmp_path, {"a.jpg": picture, "b.webp": picture, "metadata.jsonl": table})
     for source in (tmp_path, tmp_path / "metadata.jsonl"):
         rows, _ = images_of(source)
         assert [rows.features["label"].names[each] for each in rows["label"]] == ["10", "9"]
 
 
-def _cut_off(root: Path) -> str:
-    path = photos(root) / "dog" / "1.jpg"
-    path.write_bytes(path.read_bytes()[:-200])
-    return "dog/1.jpg: not an image that pillow can read: "
+def table_of(*second: Any) -> Files:
+    """A picture, and a table with a row of it and these."""
+    return {"a.jpg": picture, "metadata.jsonl": lines({"image": "a.jpg", "label": "a"}, *second)}
 
 
-def _empty_image(root: Path) -> str:
-    (photos(root) / "dog" / "1.jpg").write_bytes(b"")
-    return "dog/1.jpg: not an image that pillow can read: "
+SPOILT_IMAGES: dict[str, tuple[Files, str]] = {
+    "cut off": ({**PHOTOS, "dog/1.jpg": cut_off}, "/dog/1.jpg: not an image that pillow can read: "),
+    "empty": ({**PHOTOS, "dog/1.jpg": b""}, "/dog/1.jpg: not an image that pillow can read: "),
+    "beside labels": ({**PHOTOS, "1.jpg": picture}, "/1.jpg: an image beside the folders of labels; expected "),
+    "too deep": ({**PHOTOS, "cat/black/1.jpg": picture}, "/cat/black/1.jpg: an image in a folder inside that of a la"),
+    "one label": ({"cat/1.jpg": picture}, "all 1 images have the label 'cat'; the minimum is 2 labels"),
+    "no images": ({"notes.md": b"a dog"}, ": no images ("),
+    "lost": (table_of({"image": "b.jpg", "label": "b"}), "/metadata.jsonl: row 2: ROOT/b.jpg: no such file"),
+    "twice": (table_of({"image": "a.jpg", "label": "b"}), "/metadata.jsonl: row 2: ROOT/a.jpg appears again"),
+    "no label": (table_of({"image": "a.jpg"}), "/metadata.jsonl: row 2: column 'label': expected text, found null"),
+    "two tables": (dict.fromkeys(("a.csv", "b.csv"), b"image,label\n"), "2 tables (a.csv, b.csv …); name one with"),
+}  # fmt: skip
 
 
-def _beside_labels(root: Path) -> str:
-    picture(photos(root) / "1.jpg")
-    return "1.jpg: an image beside the folders of labels; expected "
-
-
-def _too_deep(root: Path) -> str:
-    picture(photos(root) / "cat" / "black" / "1.jpg")
-    return "cat/black/1.jpg: an image in a folder inside that of a label; expected "
-
-
-def _one_label(root: Path) -> str:
-    picture(root / "cat" / "1.jpg")
-    return "all 1 images have the label 'cat'; the minimum is 2 labels"
-
-
-def _no_images(root: Path) -> str:
-    (root / "notes.md").write_text("a dog")
-    return ": no images ("
-
-
-def _lost(root: Path) -> str:
-    picture(root / "a.jpg")
-    write(root / "metadata.jsonl", lines({"image": "a.jpg", "label": "a"}, {"image": "b.jpg", "label": "b"}))
-    return "metadata.jsonl: row 2: " + str(root / "b.jpg") + ": no such file"
-
-
-def _twice(root: Path) -> str:
-    picture(root / "a.jpg")
-    write(root / "metadata.jsonl", lines({"image": "a.jpg", "label": "a"}, {"image": "a.jpg", "label": "b"}))
-    return "metadata.jsonl: row 2: " + str(root / "a.jpg") + " appears again"
-
-
-def _no_label(root: Path) -> str:
-    picture(root / "a.jpg")
-    write(root / "metadata.jsonl", lines({"image": "a.jpg", "label": "a"}, {"image": "a.jpg"}))
-    return "metadata.jsonl: row 2: column 'label': expected text, found null"
-
-
-def _two_tables(root: Path) -> str:
-    for name in ("a.csv", "b.csv"):
-        (root / name).write_text("image,label\n")
-    return "2 tables (a.csv, b.csv …); name one with --data"
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _cut_off, _empty_image, _beside_labels, _too_deep, _one_label, _no_images, _lost, _twice, _no_label,
-        _two_tables,
-    ],
-)  # fmt: skip
-def test_spoilt_images(tmp_path: Path, spoil: Callable[[Path], str]) -> None:
+@pytest.mark.parametrize("what", SPOILT_IMAGES)
+def test_spoilt_images(tmp_path: Path, what: str) -> None:
     pytest.importorskip("PIL")
-    expected = spoil(tmp_path)
-    assert expected in (said := refusal(IMAGES, tmp_path)) and said.startswith(str(tmp_path))
+    files, expected = SPOILT_IMAGES[what]
+    said = refusal(IMAGES, laid(tmp_path, files))
+    assert expected.replace("ROOT", str(tmp_path)) in said and said.startswith(str(tmp_path))
 
 
 # ---- speech ----
 
 
-def sound(path: Path, seconds: float = 0.5, loud: float = 0.5) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def sound(path: Path, seconds: float = 0.5, loud: float = 0.5) -> None:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(8_000)
         samples = loud * np.sin(2 * np.pi * 440 / 8_000 * np.arange(round(seconds * 8_000)))
         file.writeframes((samples * 32_767).astype("<i2").tobytes())
-    return path
 
 
-def clips(root: Path) -> Path:
-    for name in ("one", "two"):
-        sound(root / f"{name}.wav")
-        (root / f"{name}.txt").write_text(f"the words\nof {name}\n")
-    return root
+def damaged(path: Path) -> None:
+    sound(path)
+    path.write_bytes(path.read_bytes()[:30])
+
+
+CLIPS: Files = {
+    "one.wav": sound, "one.txt": b"the words\nof one\n", "two.wav": sound, "two.txt": b"the words\nof two\n",
+}  # fmt: skip
 
 
 def test_a_transcript_beside_each_file(tmp_path: Path) -> None:
-    clips(tmp_path / "speaker")
+    laid(tmp_path / "speaker", CLIPS)
     rows = read(SPEECH, tmp_path)
     assert rows["text"][:] == ["the words of one", "the words of two"]
     assert rows[0]["audio"] == {"bytes": None, "path": str(tmp_path / "speaker" / "one.wav")}
@@ -452,81 +422,35 @@ def test_a_transcript_beside_each_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["text", "transcription", "sentence"])
 def test_a_table_of_sound(tmp_path: Path, text: str) -> None:
-    sound(tmp_path / "clips" / "a.wav")
-    (tmp_path / "metadata.csv").write_text(f'file_name,{text}\nclips/a.wav,"well, hello"\n')
+    table = f'file_name,{text}\nclips/a.wav,"well, hello"\n'.encode()
+    laid(tmp_path, {"clips/a.wav": sound, "metadata.csv": table})
     for source in (tmp_path, tmp_path / "metadata.csv"):
         assert read(SPEECH, source)["text"][:] == ["well, hello"]
 
 
-def _silent_folder(root: Path) -> str:
-    return ": no sound files; expected one.wav with its words in one.txt, or metadata.csv"
+def spoken(*rows: Any) -> Files:
+    return {"a.wav": sound, "metadata.jsonl": lines(*rows)}
 
 
-def _no_transcript(root: Path) -> str:
-    sound(clips(root) / "three.wav")
-    return "three.wav: no transcript; expected its words in three.txt"
+SPOILT_SPEECH: dict[str, tuple[Files, str]] = {
+    "silent folder": ({}, ": no sound files; expected one.wav with its words in one.txt, or metadata.csv"),
+    "no transcript": ({**CLIPS, "three.wav": sound}, "/three.wav: no transcript; expected its words in three.txt"),
+    "no sound": ({**CLIPS, "three.txt": b"three"}, "/three.txt: a transcript without its sound file; expected three."),
+    "empty text": ({**CLIPS, "one.txt": b" \n"}, "/one.txt: empty; expected the words of one.wav"),
+    "no UTF-8": ({**CLIPS, "one.txt": "für".encode("latin-1")}, "/one.txt: cannot be read: "),
+    "zero bytes": ({**CLIPS, "one.wav": b""}, "/one.wav: empty (0 bytes); expected sound"),
+    "too long": ({**CLIPS, "two.wav": partial(sound, seconds=31)}, "/two.wav: 31.0 s long; the model takes at most 3"),
+    "silence": ({**CLIPS, "two.wav": partial(sound, loud=0.0)}, "/two.wav: 0.5 s of silence, or no sound at all"),
+    "damaged": ({**CLIPS, "two.wav": damaged}, "/two.wav: a WAV file without sound data: damaged or cut off"),
+    "lost": (spoken({"file_name": "a.wav", "text": "a"}, {"file_name": "b.wav", "text": "b"}),
+             "/metadata.jsonl: row 2: ROOT/b.wav: no such file"),
+    "no words": (spoken({"file_name": "a.wav", "text": ""}), "row 1: column 'text': empty; expected text, such as "),
+    "no column": (spoken({"file_name": "a.wav", "words": "a"}), "no column 'text'; columns here: 'file_name', 'word"),
+}  # fmt: skip
 
 
-def _no_sound(root: Path) -> str:
-    (clips(root) / "three.txt").write_text("three")
-    return "three.txt: a transcript without its sound file; expected three.wav beside it"
-
-
-def _empty_text(root: Path) -> str:
-    (clips(root) / "one.txt").write_text(" \n")
-    return "one.txt: empty; expected the words of one.wav"
-
-
-def _no_utf8(root: Path) -> str:
-    (clips(root) / "one.txt").write_bytes("für".encode("latin-1"))
-    return "one.txt: cannot be read: "
-
-
-def _zero_bytes(root: Path) -> str:
-    (clips(root) / "one.wav").write_bytes(b"")
-    return "one.wav: empty (0 bytes); expected sound"
-
-
-def _too_long(root: Path) -> str:
-    sound(clips(root) / "two.wav", 31)
-    return "two.wav: 31.0 s long; the model takes at most 30 s"
-
-
-def _silence(root: Path) -> str:
-    sound(clips(root) / "two.wav", loud=0.0)
-    return "two.wav: 0.5 s of silence, or no sound at all"
-
-
-def _damaged(root: Path) -> str:
-    path = clips(root) / "two.wav"
-    path.write_bytes(path.read_bytes()[:30])
-    return "two.wav: a WAV file without sound data: damaged or cut off"
-
-
-def _lost_sound(root: Path) -> str:
-    sound(root / "a.wav")
-    write(root / "metadata.jsonl", lines({"file_name": "a.wav", "text": "a"}, {"file_name": "b.wav", "text": "b"}))
-    return f"metadata.jsonl: row 2: {root / 'b.wav'}: no such file"
-
-
-def _no_words(root: Path) -> str:
-    sound(root / "a.wav")
-    write(root / "metadata.jsonl", lines({"file_name": "a.wav", "text": ""}))
-    return "metadata.jsonl: row 1: column 'text': empty; expected text, such as "
-
-
-def _no_column(root: Path) -> str:
-    write(root / "metadata.jsonl", lines({"file_name": "a.wav", "words": "a"}))
-    return "metadata.jsonl: no column 'text'; columns here: 'file_name', 'words'; expected "
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _silent_folder, _no_transcript, _no_sound, _empty_text, _no_utf8, _zero_bytes, _too_long, _silence, _damaged,
-        _lost_sound, _no_words, _no_column,
-    ],
-)  # fmt: skip
-def test_spoilt_speech(tmp_path: Path, spoil: Callable[[Path], str]) -> None:
-    expected = spoil(tmp_path)
-    assert expected in (said := refusal(SPEECH, tmp_path)) and said.startswith(str(tmp_path))
+@pytest.mark.parametrize("what", SPOILT_SPEECH)
+def test_spoilt_speech(tmp_path: Path, what: str) -> None:
+    files, expected = SPOILT_SPEECH[what]
+    said = refusal(SPEECH, laid(tmp_path, files))
+    assert expected.replace("ROOT", str(tmp_path)) in said and said.startswith(str(tmp_path))

@@ -167,10 +167,14 @@ LANGUAGE_MODELS = {
 """Recipes of this kind, with the parameters that each model's page states."""
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_what_the_header_says_of_ram_is_what_the_formulas_give(name: str, machine: Machine) -> None:
+@pytest.mark.parametrize(("name", "parameters"), LANGUAGE_MODELS.items())
+def test_parameters_and_ram_are_what_pages_and_header_say(name: str, parameters: int, machine: Machine) -> None:
     """With RAM enough to page-lock what is to be locked."""
     recipe = load_recipe(name)
+    assert describe(recipe.model.hub_id, recipe.model.architecture, use_hub=False).parameters == parameters
+    if recipe.model.hub_id.startswith("meta-llama/"):  # gated
+        assert recipe.model.open_alternative
+        assert f"--model {recipe.model.open_alternative}" in recipe.path.read_text(), "the header says what to take"
     header = " ".join(line.lstrip("# ") for line in recipe.path.read_text().split("\n\n")[0].splitlines())
     ram = header[header.index(" RAM ") : header.index(" Run ")]
     stated = re.findall(r"(\d+) GiB for `([\w-]+)`(?: \(and (\d+) GiB of disk\))?", ram)
@@ -180,13 +184,3 @@ def test_what_the_header_says_of_ram_is_what_the_formulas_give(name: str, machin
         ledger = resolve(recipe, large, Request(variant=variant, gpus=recipe.gpus), use_hub=False).ledger
         assert float(number) == pytest.approx(ledger.total_bytes("host", "pinned") / GIB, abs=0.6)
         assert float(disk or 0) == pytest.approx(ledger.total_bytes("disk") / GIB, abs=1)
-
-
-@pytest.mark.parametrize(("name", "parameters"), LANGUAGE_MODELS.items())
-def test_the_parameters_are_those_that_the_model_s_page_states(name: str, parameters: int) -> None:
-    recipe = load_recipe(name)
-    model = describe(recipe.model.hub_id, recipe.model.architecture, use_hub=False)
-    assert model.parameters == parameters
-    if recipe.model.hub_id.startswith("meta-llama/"):  # gated
-        assert recipe.model.open_alternative
-        assert f"--model {recipe.model.open_alternative}" in recipe.path.read_text(), "the header says what to take"

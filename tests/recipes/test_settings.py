@@ -8,7 +8,6 @@ from hf_memkit.catalog.library_versions import argument_types, to_installed_argu
 from hf_memkit.common.errors import SettingError
 from hf_memkit.recipes.settings import ELSEWHERE
 from hf_memkit.setup.own_arguments import read_pairs
-from hf_memkit.setup.techniques.batch import accumulation_for, micro_batch_for
 
 
 def test_all_mistakes_are_told_at_once_with_hints() -> None:
@@ -24,20 +23,6 @@ def test_all_mistakes_are_told_at_once_with_hints() -> None:
     assert "key=value" in lines[3]
     assert "use --output" in lines[4]
     assert "expected bool" in lines[5]
-
-
-def test_batches_divide_or_the_nearest_are_named() -> None:
-    assert accumulation_for(32, 4) == 8
-    assert accumulation_for(32, 4, processes=2) == 4
-    assert micro_batch_for(32, 16) == 2
-    with pytest.raises(SettingError, match=r"per_device_train_batch_size=5 does not divide 32 .* 2, 4, 8"):
-        accumulation_for(32, 5)
-    with pytest.raises(SettingError, match="gradient_accumulation_steps=33"):
-        micro_batch_for(32, 33)
-    with pytest.raises(SettingError, match="do not divide by 3 processes"):
-        accumulation_for(32, 4, processes=3)
-    with pytest.raises(SettingError):
-        accumulation_for(32, 0)
 
 
 def test_renamed_arguments_reach_the_installed_transformers() -> None:

@@ -88,7 +88,7 @@ def test_all_kinds_of_wav(kind: int, bits: int, tolerance: float, extensible: bo
 
 
 class TestResampling:
-    @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 22_049])
+    @pytest.mark.parametrize("rate", [8_000, 44_100, 22_049])
     def test_a_tone_stays_that_tone(self, rate: int) -> None:
         found = resample(tone(1.0, rate).astype(np.float32), rate, 16_000)
         assert len(found) == 16_000

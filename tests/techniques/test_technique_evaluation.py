@@ -14,7 +14,6 @@ import torch
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
 from hf_memkit import preset
-from hf_memkit.checks.rules.evaluation import cache_bytes
 from hf_memkit.common.errors import SettingError
 from hf_memkit.components import streamed_metrics
 from hf_memkit.components.pad_batches import PadBatches
@@ -184,13 +183,3 @@ def test_settings_and_a_value_that_is_none() -> None:
     assert put["eval-accumulation"].arguments == {"eval_accumulation_steps": 1}
     with pytest.raises(SettingError, match="eval_accumulation=0"):
         preset("eval-accumulation", values={"eval_accumulation": 0})
-
-
-def test_each_beam_has_a_cache_of_its_own() -> None:
-    """tests/checks/proofs_evaluation.py compares the formula with what a real generate() holds."""
-    plain = {"num_attention_heads": 4}
-    one = cache_bytes(plain, batch=2, beams=1, tokens=100, layers=3, width=32)
-    assert one == 2 * 2 * 2 * 100 * 3 * 4 * 8
-    grouped = {"num_attention_heads": 8, "num_key_value_heads": 2}
-    four = cache_bytes(grouped, batch=2, beams=4, tokens=100, layers=3, width=64)
-    assert four == 4 * one / 2

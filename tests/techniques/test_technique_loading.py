@@ -83,14 +83,6 @@ def test_weights_straight_to_the_gpu_is_one_setting_that_a_cpu_refuses(checkpoin
         build_model(setup, lambda line: None)
 
 
-def test_a_pickled_checkpoint_is_refused_rather_than_read_whole(tmp_path: Path) -> None:
-    model = causal_model()
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
-        AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
-
-
 class Children(TrainerCallback):  # type: ignore[misc]
     """How many processes work for this one at the end of each step."""
 

@@ -141,28 +141,6 @@ def test_the_block_that_the_ledger_names_is_torchaos(bits: int) -> None:
         assert (state_bytes(optimizer_of(setup), Shapes((), vectors=(4096 + 128,))).plain == 0) is (block == 128)
 
 
-def test_low_bit_and_factored_states_are_small() -> None:
-    """Bytes a parameter of one matrix of 1024 × 1024: 8 for AdamW."""
-    matrix = Shapes(((1024, 1024),))
-    each = {name: state_bytes(name, matrix, rank=256).total / 1024**2 for name in (
-        "adamw_torch_fused", "adamw_bnb_8bit", "lion_8bit", "adafactor", "lomo", "galore_adamw",
-        "hf_memkit.components.low_bit_adamw:AdamW8bit", "hf_memkit.components.low_bit_adamw:AdamW4bit",
-    )}  # fmt: skip
-    assert each["adamw_torch_fused"] == 8 and each["lomo"] == 0
-    assert each["adamw_bnb_8bit"] == pytest.approx(2 * (1 + 4 / 256))
-    assert each["lion_8bit"] == pytest.approx(1 + 4 / 256)
-    assert each["hf_memkit.components.low_bit_adamw:AdamW8bit"] == pytest.approx(2 * (1 + 4 / 256), rel=2e-3)
-    assert each["hf_memkit.components.low_bit_adamw:AdamW4bit"] == pytest.approx(2 * (1 / 2 + 4 / 128), rel=2e-3)
-    assert each["adafactor"] == pytest.approx(8 / 1024)
-    assert each["galore_adamw"] == pytest.approx(4 * 3 / 4)  # two moments and a projector, a quarter of each
-
-
-def test_embeddings_keep_32_bits_under_bitsandbytes_only() -> None:
-    shapes = Shapes(((64, 64),), ((1024, 64),))
-    assert state_bytes("adamw_bnb_8bit", shapes).plain == 8 * 1024 * 64
-    assert state_bytes("hf_memkit.components.low_bit_adamw:AdamW8bit", shapes).plain == 0
-
-
 def test_adapters_are_what_is_counted() -> None:
     from hf_memkit.catalog.models import describe
 
