@@ -108,10 +108,10 @@ class _Recording(DeviceMemory):
     def segment(self, size_bytes: int) -> int | None:
         return self._next("segment_alloc", size_bytes).address
 
-    def reserve_addresses(self) -> tuple[int, int]:
+    def reserve_addresses(self, size_bytes: int) -> tuple[int, int]:
         if not self.coming:
             raise _DivergesError("the model begins an expandable segment, the real allocator asks for nothing")
-        return self.coming[0].address, self._range
+        return self.coming[0].address, max(self._range, size_bytes)
 
     def map_pages(self, address: int, size_bytes: int) -> bool:
         entry = self._next("segment_map", size_bytes)

@@ -241,7 +241,7 @@ class CachingAllocator:
             if room >= size:
                 return block
         page = SMALL_SEGMENT if pool.is_small else self.settings.large_segment_bytes
-        address, room = self.device.reserve_addresses()
+        address, room = self.device.reserve_addresses(size)
         segment = ExpandableSegment(address, -(-room // page) * page, page)
         block = Block(pool, stream, address, segment.size_bytes, self._next_rank(), segment)
         block.mapped = False

@@ -57,9 +57,12 @@ class DeviceMemory:
         """The address of new memory of this size; None: there is not enough."""
         return self._next_address() if self._take(size_bytes) else None
 
-    def reserve_addresses(self) -> tuple[int, int]:
-        """The first address and the size of a range for an expandable segment, with no memory behind it yet."""
-        return self._next_address(), self._range
+    def reserve_addresses(self, size_bytes: int) -> tuple[int, int]:
+        """The first address and the size of a range for an expandable segment, with no memory behind it yet.
+
+        One that begins with `size_bytes`, more than the GPU has, has room for that: what a job needs that fits on no
+        such GPU is counted too."""
+        return self._next_address(), max(self._range, size_bytes)
 
     def map_pages(self, address: int, size_bytes: int) -> bool:
         """Whether there was memory for these pages of such a range."""
