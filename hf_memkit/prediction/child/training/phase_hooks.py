@@ -5,6 +5,7 @@ are whose; by Trainer's events and hooks on the model. Phases are those of the m
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -103,10 +104,18 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         """Names what is done in a step without gradients: answers are generated, log-probabilities computed."""
         for owner, name in ((trainer, GENERATES), (GenerationMixin, "generate")):
             if hasattr(owner, name):
-                setattr(owner, name, self._within("generate")(getattr(owner, name)))
+                setattr(owner, name, self._generating(getattr(owner, name)))
         for model in compared_models(trainer):
             model.register_forward_pre_hook(self._pass_begins)
             model.register_forward_hook(self._pass_ends, always_call=True)
+
+    def _generating(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def generates(*args: Any, **kwargs: Any) -> Any:
+            with self._within("generate"):
+                return function(*args, **kwargs)
+
+        return generates
 
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
