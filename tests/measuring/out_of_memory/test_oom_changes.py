@@ -9,6 +9,7 @@ import pytest
 from hf_memkit.common.resources import folder
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory import Change, suggest
+from hf_memkit.measuring.report.sanitize import clean_record
 
 PARAMETERS = 1_557_611_200  # GPT-2 XL
 STATES_GIB = PARAMETERS * 8 / GIB
@@ -39,7 +40,7 @@ def run(**more: Any) -> dict[str, Any]:
     return record
 
 
-def oom(phase: str = "backward", **more: Any) -> dict[str, Any]:
+def oom(phase: Any = "backward", **more: Any) -> dict[str, Any]:
     categories = {"weights_gib": 5.8, "gradients_gib": 3.0, "optimizer_gib": STATES_GIB, "activations_gib": 12.0,
                   "loss_gib": 3.0, "buffers_gib": 0.1, "other_gib": 0.4}  # fmt: skip
     return {"kind": "oom", "phase": phase, "step": 3, "samples": 8, "longest_sequence": 1024, "cause": "size",
@@ -309,6 +310,15 @@ def test_a_step_record_speaks_for_the_phase_of_its_peak() -> None:
 def test_records_that_say_little_give_few_changes_and_no_error(record: dict[str, Any], moment: dict[str, Any]) -> None:
     for change in suggest(record, moment, limit=99):
         assert change.saves_gib is None and change.basis is None
+
+
+@pytest.mark.parametrize(
+    "broken", [{"arguments": None, "hardware": 3, "versions": []}, {"optimizer_classes": 7}, {"weights_dtypes": [1]}]
+)
+def test_values_of_another_type_are_left_out_of_records_before_they_are_read(broken: dict[str, Any]) -> None:
+    record, moment = clean_record(run(**broken)), clean_record(oom(phase=7, categories="x"))
+    assert all(change.saves_gib is None for change in suggest(record, moment, limit=99))
+    assert "optimizer_classes" not in clean_record(run(optimizer_classes=7))
 
 
 def test_a_change_that_makes_no_room_is_not_proposed() -> None:
