@@ -30,7 +30,7 @@ def samples(count: int = 64, length: int = 8) -> list[dict[str, torch.Tensor]]:
 
 
 def trainer_in(
-    folder: Path, callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: type[Trainer] = Trainer, **given: Any
+    folder: Path, callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: Any = Trainer, **given: Any
 ) -> Trainer:
     settings = {
         "output_dir": str(folder / "run"),
@@ -43,13 +43,14 @@ def trainer_in(
         "save_strategy": "no",
         **given,
     }
-    return trainer_class(
+    made: Trainer = trainer_class(
         model=model if model is not None else tiny_gpt2(),
         args=TrainingArguments(**to_installed_arguments(settings)),
         train_dataset=samples(),
         eval_dataset=samples(4),
         callbacks=list(callbacks),
     )
+    return made
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -74,3 +75,10 @@ def add_line(source: str, line: str, before: str) -> str:
 
 def script(name: str) -> str:
     return (SCRIPTS / f"{name}.py").read_text()
+
+
+def sft_script() -> Path:
+    """TRL's own, which `trl sft` runs."""
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "scripts" / "sft.py"

@@ -1,4 +1,4 @@
-"""Trainings that many tests read: one without memkit, one with its callback as users have it, one with an allocator."""
+"""Trainings that many tests read: without memkit, with its callback as users have it, and with an allocator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_trainer import FakeAllocator, trainer_in
 
 EVERYTHING: dict[str, Any] = {
     "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True,
-    "save_strategy": "steps", "save_steps": 2,
+    "save_strategy": "steps", "save_steps": 2, "optim_args": "foreach=False",
 }  # fmt: skip
 QUIET: dict[str, Any] = {"summary": False, "html": False}
 PREDICTED = {"peak_allocated_gib": 0.5, "categories": {"weights_gib": 0.25}}

@@ -35,37 +35,26 @@ def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     return [record for record in read_records(folder / f"memory-rank{rank}.jsonl") if record["kind"] != "modules"]
 
 
-def died_of_it(folder: Path, stdout: str, stderr: str) -> None:
-    """The traceback that Python prints, then the note; the records; the report."""
+@pytest.mark.slow
+def test_a_script_that_exits_catches_and_dies(tmp_path: Path) -> None:
+    """A child leaves by sys.exit; then an error is caught; then one is not."""
+    script = start("-m", "tests.measuring.callback.dying_script", str(tmp_path), "catches")
+    stdout, stderr = script.communicate(timeout=200)
+    assert script.returncode == 1, stderr
     shown = stderr[stderr.rindex(f"torch.OutOfMemoryError: {OOM}") :]
-    assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {folder}" in shown
+    assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {tmp_path / 'died'}" in shown
     assert stderr.count("memkit: out of memory") == 1
-    found = records(folder)
+    found = records(tmp_path / "died")
     assert [record["kind"] for record in found] == ["run", "step", "step", "oom", "end"]
     assert found[-1]["status"] == "failed" and found[-1]["error_type"] == "OutOfMemoryError"
     assert "GPT2LMHeadModel" in stdout and "Out of memory in forward of step 3" in stdout  # the summary
-    assert (folder / "memory-report.html").read_text().lower().startswith("<!doctype html>")
-
-
-@pytest.mark.slow
-def test_a_script_and_a_module(tmp_path: Path) -> None:
-    script = start(str(SCRIPT), str(tmp_path / "script"), "catches")
-    module = start("-m", "tests.measuring.callback.dying_script", str(tmp_path / "module"), "exits")
-
-    stdout, stderr = script.communicate(timeout=200)
-    assert script.returncode == 1, stderr
-    died_of_it(tmp_path / "script" / "died", stdout, stderr)
+    assert (tmp_path / "died" / "memory-report.html").read_text().lower().startswith("<!doctype html>")
     assert "caught without a note" in stdout  # nobody is told of an exception that the script catches
-    caught = records(tmp_path / "script" / "caught")
-    assert [record["kind"] for record in caught] == ["run", "step", "end"]
-    assert caught[-1]["status"] == "failed" and "caught" in caught[-1]["error"]
-
-    stdout, stderr = module.communicate(timeout=200)
-    assert module.returncode == 1, stderr
-    died_of_it(tmp_path / "module" / "died", stdout, stderr)
     assert "exit code of the other: 3" in stdout
-    exited = records(tmp_path / "module" / "exited")
-    assert [record["kind"] for record in exited] == ["run", "step", "end"] and "exit" in exited[-1]["error"]
+    for name, word in (("caught", "caught"), ("exited", "exit")):
+        found = records(tmp_path / name)
+        assert [record["kind"] for record in found] == ["run", "step", "end"]
+        assert found[-1]["status"] == "failed" and word in found[-1]["error"]
 
 
 @pytest.mark.slow
