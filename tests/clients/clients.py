@@ -29,14 +29,6 @@ SPOILT = (("import torch; torch.rand(1)", "trainer.train("),)
 """What would be a mistake: a random number drawn in between."""
 
 
-def callback_in(first_line: str, argument: str) -> tuple[tuple[str, str], ...]:
-    """The line that a Trainer gets in front of `argument`, and the import that it needs in front of `first_line`."""
-    return (
-        ("from hf_memkit import MemoryReportCallback", first_line),
-        ("callbacks=[MemoryReportCallback()],", argument),
-    )
-
-
 @dataclass(frozen=True)
 class Client:
     """A script and its arguments; `{inputs}` in them is the folder of models and data.

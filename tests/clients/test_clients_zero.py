@@ -46,7 +46,7 @@ def client(stage: int, folder: Path) -> Client:
     return Client(
         f"zero{stage}", script("run_lora"), ATTACH,
         (
-            *COMMON, "--model", "{inputs}/tiny-gpt2", "--train_file", "{inputs}/labelled.jsonl",
+            *COMMON, "--model", "{inputs}/tiny-gpt2", "--train_file", "{inputs}/texts.jsonl",
             "--rank", "0", "--deepspeed", str(path), "--save_strategy", "no",
             "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2",
         ),

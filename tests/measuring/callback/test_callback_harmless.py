@@ -100,6 +100,7 @@ def test_the_output_folder_goes_away(make_trainer: Any, bare: Trainer) -> None:
     class Delete(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step < 3:
+                assert callback.path is not None and callback.path.exists(), "it is made anew"
                 shutil.rmtree(args.output_dir)
             if state.global_step == 2:
                 Path(args.output_dir).write_text("a file where the folder was")

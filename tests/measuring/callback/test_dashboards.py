@@ -83,7 +83,7 @@ def test_a_plain_callback_says_what_it_cannot_reach(
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     callback = MemoryReportCallback(readers=readers, **QUIET)
-    trainer = make_trainer([callback], report_to="tensorboard")
+    trainer = make_trainer([callback], report_to="tensorboard", max_steps=1)
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         trainer.train()
         trainer.train()
@@ -95,8 +95,8 @@ def test_a_plain_callback_says_what_it_cannot_reach(
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         attach(trainer).close()
         trainer.train()  # attached now
-        make_trainer([MemoryReportCallback(**QUIET)]).train()  # nobody to reach
-        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard").train()
+        make_trainer([MemoryReportCallback(**QUIET)], max_steps=1).train()  # nobody to reach
+        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard", max_steps=1).train()
     assert not [record for record in caplog.records if record.name.startswith("hf_memkit")]
     assert {tag for tag in tensorboard_scalars(tmp_path / "tb") if "memory" in tag} == {
         f"train/memory/{name}" for name in FEW

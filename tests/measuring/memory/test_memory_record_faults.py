@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-import pytest
 
 from hf_memkit.measuring.memory.records import RecordWriter, read_records
 from tests.conftest import ROOT
@@ -77,18 +74,6 @@ def test_the_file_stays_open_and_is_closed_with_its_writer(tmp_path: Path) -> No
     del writer  # as after a training that raised
     assert open_files() == before
     assert [r["step"] for r in read_records(tmp_path / "r.jsonl")] == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_was_removed_is_made_anew(tmp_path: Path, what: str) -> None:
-    writer = RecordWriter(tmp_path / "run" / "r.jsonl")
-    writer.write("step", {"step": 1})
-    if what == "file":
-        writer.path.unlink()
-    else:
-        shutil.rmtree(writer.path.parent)
-    assert writer.write("step", {"step": 2}) and writer.lost == 0
-    assert [r["step"] for r in read_records(writer.path)] == [2]
 
 
 def test_a_forked_process_and_its_parent(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from hf_memkit.measuring.memory.records import RecordWriter, read_records, steps
+from hf_memkit.measuring.memory.records import RecordWriter, read_records
 
 
 def test_a_line_a_record(tmp_path: Path) -> None:
@@ -32,29 +32,6 @@ def test_not_finite_is_null(tmp_path: Path) -> None:
 
     record = json.loads(writer.path.read_text(), parse_constant=refuse)
     assert record["metrics"] == {"eval_loss": None, "b": [None, None, 1.0]}
-
-
-def test_a_resume_gives_up_the_steps_beyond_its_start() -> None:
-    records = [
-        {"kind": "run", "start_step": 0},
-        {"kind": "step", "step": 1, "n": "a"},
-        {"kind": "step", "step": 2, "n": "a"},
-        {"kind": "step", "step": 3, "n": "a"},
-        {"kind": "run", "start_step": 1},
-        {"kind": "step", "step": 2, "n": "b"},
-        {"kind": "evaluate", "step": 2},
-    ]
-    assert [(r["step"], r["n"]) for r in steps(records)] == [(1, "a"), (2, "b")]
-
-
-def test_a_new_training_in_the_same_folder_leaves_out_the_old_one() -> None:
-    records = [
-        {"kind": "run", "start_step": 0},
-        *({"kind": "step", "step": n, "n": "old"} for n in (1, 2, 3)),
-        {"kind": "run", "start_step": 0},
-        {"kind": "step", "step": 1, "n": "new"},
-    ]
-    assert [(r["step"], r["n"]) for r in steps(records)] == [(1, "new")]
 
 
 def test_a_write_that_fails_is_counted_not_raised(tmp_path: Path) -> None:

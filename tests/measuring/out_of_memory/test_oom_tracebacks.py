@@ -295,16 +295,6 @@ def test_what_frames_show_is_not_proposed_and_what_they_do_not_show_is() -> None
 ARGUMENTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "optim": "adamw_torch"}
 
 
-def test_the_advice_goes_from_the_arguments() -> None:
-    first, second, third = explain_oom(PLAIN + SIZE, ARGUMENTS).changes
-    assert (first.current, first.value) == (8, 4) and "gradient_accumulation_steps 4 → 8" in first.reason
-    assert "per_device_train_batch_size: 8 → 4" in explain_oom(PLAIN + SIZE, ARGUMENTS).text()
-    assert second.key == "arguments.activation_checkpointing" and (third.current, third.value) == (
-        "adamw_torch",
-        "adamw_bnb_8bit",
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "key", "expected"),
     [
@@ -364,45 +354,25 @@ def test_a_job_is_never_told_to_end_itself() -> None:
 def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log, arguments = tmp_path / "train.log", tmp_path / "args.yaml"
     log.write_text(PLAIN + SIZE)
-    arguments.write_text(
-        "per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\ngradient_checkpointing: true\n"
-    )
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    arguments.write_text("per_device_train_batch_size: 8\ndeepspeed: ds.json\n")
     assert main(["explain", str(log), "--args", str(arguments), "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["changes"][0]["current"] == 8 and told["changes"][0]["value"] == 4
     assert (told["found"]["phase"], told["found"]["place"], told["found"]["in_use"]) == ("forward", None, [])
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
-    arguments.write_text("deepspeed: ds.json\n")
-    assert main(["explain", str(log), "--args", str(arguments), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
     assert not any("offload" in str(change["value"]) for change in told["changes"]), "in use, by the file named"
     for text, part in (
         ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: expected int"),
-        ("use_liger_kernel: maybe\n", "use_liger_kernel"),
         ("a: 1\na: 2\n", "appears twice"),
-    ):
-        arguments.write_text(text)
-        assert main(["explain", str(log), "--args", str(arguments)]) == 0, "the log is explained all the same"
-        assert part in capsys.readouterr().err
-    for text, part in (
         ("evaluation_strategy: steps\nper_device_train_batch_size: 8\n", "eval_strategy"),
         ("base_model: x\nmicro_batch_size: 2\nbf16: auto\n", "axolotl"),
     ):
         arguments.write_text(text)
-        assert main(["explain", str(log), "--args", str(arguments)]) == 0
+        assert main(["explain", str(log), "--args", str(arguments)]) == 0, "the log is explained all the same"
         assert part in capsys.readouterr().err
     assert main(["explain", str(log), "--args", str(tmp_path / "no.yaml")]) == 2
-    arguments.write_text("bf16: true\n")
     assert main(["explain", str(tmp_path), "--args", str(arguments)]) == 2
     assert "--args" in capsys.readouterr().err
-
-
-def test_an_empty_file_is_called_empty(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text("")
-    assert main(["explain", str(log)]) == 1
-    out = capsys.readouterr().out
-    assert "is empty" in out and "2>&1" in out
 
 
 RICH = (
@@ -410,6 +380,7 @@ RICH = (
     "│ /e/lib/python3.10/site-packages/transformers/trainer.py:3318 in              │",
     "│ training_step                                                                │",
     "│ ❱ 3318 │   loss = self.compute_loss(model, inputs)                           │",
+    "│   3319 │   attn_weights = torch.matmul(query, key)                           │",
     "│                                                                              │",
     "│ /e/lib/python3.10/site-packages/transformers/models/llama/modeling_lla       │",
     "│ ma.py:1372 in forward                                                        │",

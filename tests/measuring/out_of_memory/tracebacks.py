@@ -85,17 +85,6 @@ OLDER: Final[dict[str, tuple[str, str, str | None]]] = {
         '--> 410     state["state1"] = self.get_state_buffer(p, dtype=torch.uint8)\n',
         "optimizer states", "bitsandbytes",
     ),
-    # Rich: github.com/bmaltais/kohya_ss/issues/1048
-    "Rich": (
-        "╭─────────────────────────────── Traceback (most recent call last) ────────────────────────────────╮\n"
-        "│ /x/site-packages/transformers/models/llama/modeling_llama.py:690 in forward                      │\n"
-        "│                                                                                                  │\n"
-        "│   687 │   │                                                                                      │\n"
-        "│ ❱ 690 │   │   logits = self.lm_head(hidden_states)                                               │\n"
-        "│   691 │   │   attn_weights = torch.matmul(query, key)                                            │\n"
-        "╰──────────────────────────────────────────────────────────────────────────────────────────────────╯\n",
-        "logits", None,
-    ),
 }  # fmt: skip
 """By name: the traceback, what was being made, and whose it is."""
 
