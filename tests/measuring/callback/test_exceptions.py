@@ -10,7 +10,6 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,24 +370,6 @@ def test_others_in_the_chain_of_hooks_keep_their_place(make_trainer: Any, shown:
     assert heard == [error, died] and shown == [error, died] and len(died.__notes__) == 1
     assert sys.excepthook is wraps.hook
     sys.excepthook = bottom
-
-
-def test_two_trainers_in_turn(make_trainer: Any, shown: list[BaseException], tmp_path: Path) -> None:
-    hook = sys.excepthook
-    inner = make_trainer([MemoryReportCallback(tmp_path / "inner", **QUIET)])
-
-    class TrainsAnother(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
-                inner.train()
-
-    outer_callback = MemoryReportCallback(tmp_path / "outer", **QUIET)
-    outer = make_trainer([outer_callback, TrainsAnother()])
-    fail_in("forward", outer, ERRORS["out of memory"])
-    die(outer)
-    assert sys.excepthook is hook
-    assert read_records(tmp_path / "inner" / "memory-rank0.jsonl")[-1]["status"] == "finished"
-    assert run_kinds(outer_callback) == ["run", "step", "oom", "end"]
 
 
 @pytest.mark.parametrize(

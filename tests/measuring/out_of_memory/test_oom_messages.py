@@ -25,7 +25,6 @@ def numbers(message: OomMessage) -> dict[str, object]:
     """What a message gives, without its texts; processes as (pid, bytes)."""
     values = {field.name: getattr(message, field.name) for field in fields(message) if field.name not in _TEXTS}
     values["processes"] = tuple((process.pid, process.size_bytes) for process in message.processes)
-    values["cached_bytes"] = message.cached_bytes
     return {name: value for name, value in values.items() if value is not None and value != ()}
 
 
