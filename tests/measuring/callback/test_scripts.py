@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +10,10 @@ import pytest
 
 from hf_memkit.measuring.memory.records import read_records, steps
 from tests.measuring.callback.dying_script import OOM
+from tests.run.conftest import Started
 
-ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("dying_script.py")
-
-
-def start(*command: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 
 def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -38,9 +23,9 @@ def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_script_that_exits_catches_and_dies(tmp_path: Path) -> None:
     """A child leaves by sys.exit; then an error is caught; then one is not."""
-    script = start("-m", "tests.measuring.callback.dying_script", str(tmp_path), "catches")
-    stdout, stderr = script.communicate(timeout=200)
-    assert script.returncode == 1, stderr
+    script = ["-m", "tests.measuring.callback.dying_script", str(tmp_path), "catches"]
+    code, stdout, stderr = Started(script, tmp_path, UNBUFFERED).ended()
+    assert code == 1, stderr
     shown = stderr[stderr.rindex(f"torch.OutOfMemoryError: {OOM}") :]
     assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {tmp_path / 'died'}" in shown
     assert stderr.count("memkit: out of memory") == 1
@@ -59,11 +44,17 @@ def test_a_script_that_exits_catches_and_dies(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_of_which_one_runs_out_of_memory(tmp_path: Path) -> None:
-    torchrun = start(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), str(tmp_path), "ranks"
-    )
-    stdout, stderr = torchrun.communicate(timeout=200)
-    assert torchrun.returncode == 1
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(SCRIPT),
+        str(tmp_path),
+        "ranks",
+    ]
+    code, stdout, stderr = Started(torchrun, tmp_path, UNBUFFERED).ended()
+    assert code == 1
     (note,) = re.findall(r"^.*memkit: out of memory.*$", stderr, re.MULTILINE)
     assert "in forward of step 20" in note
     first, second = records(tmp_path, 0), records(tmp_path, 1)

@@ -107,6 +107,12 @@ TAIL = frame("transformers/trainer_pt_utils.py", "torch_pad_and_concatenate", "t
 FULL_DISK = "OSError: [Errno 28] No space left on device"
 FULL_SHM = "RuntimeError: unable to write to file </torch_18692_1>: No space left on device (28)"
 LOW = "The node was low on resource: "
+UNSLOTH = frame("unsloth_zoo/gradient_checkpointing.py", "forward", 'hidden_states.to("cpu", non_blocking=True)')
+ZERO_PINS = frame(
+    "deepspeed/runtime/zero/stage_1_and_2.py", "__init__", "get_accelerator().pin_memory(torch.zeros(n))"
+)
+LOADER_PINS = frame("torch/utils/data/_utils/pin_memory.py", "pin_memory", "return data.pin_memory(device)")
+RAW = "RuntimeError: CUDA error: out of memory"
 ASKED = "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate {} bytes."
 
 
@@ -169,6 +175,10 @@ ASKED = "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allo
         # The tail of an evaluation is known by its innermost frame: kept predictions grow, and are no fragmentation.
         (TAIL + gpu("12.94 GiB", "12.29 GiB", "18.33 GiB", "39.56 GiB", "7.38 GiB", "26.00 GiB"), None, "evaluate",
          ["preprocess_logits_for_metrics", "eval_accumulation_steps", "batch_eval_metrics"]),
+        # page-locked RAM, by who locks it
+        (UNSLOTH + RAW, None, "forward", ["use_gradient_checkpointing", "command", "dataloader_pin_memory"]),
+        (ZERO_PINS + RAW, None, None, ["pin_memory", "command", "dataloader_pin_memory"]),
+        (LOADER_PINS + RAW, None, None, ["dataloader_pin_memory", "pin_memory", "command"]),
         # shared memory and disks
         (FULL_SHM, None, None, ["dataloader_num_workers"]), (FULL_SHM, {"dataloader_num_workers": 0}, None, []),
         (FULL_DISK, {"save_total_limit": 1, "save_only_model": True}, None, ["HF_HOME"]),
@@ -186,7 +196,7 @@ def test_changes_by_memory_place_phase_and_arguments(
     assert explanation.found is not None and explanation.verdict is not None
     assert (explanation.found.phase, keys(explanation)) == (phase, expected)
     memory, verdict = explanation.found.message.memory, explanation.verdict
-    expected_cause = {"host": "host memory", "device": "size"}.get(memory, memory)
+    expected_cause = {"host": "host memory", "pinned": "host memory", "device": "size"}.get(memory, memory)
     assert verdict.cause == ("cap" if text.endswith(WAKES) else expected_cause)
     if memory == "host":
         assert not any("eval_accumulation_steps" in one.key for one in (*verdict.settings, *explanation.changes))
@@ -397,24 +407,6 @@ def test_managed_memory_of_a_paged_optimizer(text: str, optim: str | None, value
     first = explanation.changes[0]
     assert (first.key, first.current, first.value) == ("arguments.optim", optim, value)
     assert "per_device_train_batch_size" not in keys(explanation)
-
-
-UNSLOTH = TOP + frame("unsloth_zoo/gradient_checkpointing.py", "forward", 'hidden_states.to("cpu", non_blocking=True)')
-ZERO_PINS = TOP + frame(
-    "deepspeed/runtime/zero/stage_1_and_2.py", "__init__", "get_accelerator().pin_memory(torch.zeros(n))"
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [(UNSLOTH, "use_gradient_checkpointing"), (ZERO_PINS, "pin_memory"),
-     (TOP + frame("torch/utils/data/_utils/pin_memory.py", "pin_memory", "return data.pin_memory(device)"),
-      "dataloader_pin_memory")],
-)  # fmt: skip
-def test_page_locked_ram_by_who_locks_it(text: str, first: str) -> None:
-    explanation = told(text + "RuntimeError: CUDA error: out of memory")
-    assert explanation.found is not None and explanation.found.message.memory == "pinned"
-    assert cause(explanation) == "host memory" and keys(explanation)[0] == first
 
 
 @pytest.mark.parametrize(

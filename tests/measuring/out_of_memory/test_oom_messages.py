@@ -91,21 +91,6 @@ def test_what_a_log_puts_around_a_message_changes_no_number(wrapping: str) -> No
             assert found[0].rank == 3
 
 
-def test_a_message_that_is_wrapped_anywhere_gives_the_same_numbers() -> None:
-    for example in EXAMPLES:
-        if example.form != "torch-device" or "NPU" in example.text or "\n" in example.text:
-            continue
-        words = example.text.split(" ")
-        for width in (60, 80, 100):
-            lines = [""]
-            for word in words:
-                if len(lines[-1]) + len(word) > width:
-                    lines.append("")
-                lines[-1] += f"{word} "
-            message = parse_message("\n".join(lines))
-            assert message is not None and numbers(message) == example.fields, (example.name, width)
-
-
 @pytest.mark.parametrize("prefix", ["", "[rank1]:", "[rank1]: ", "trainer-1  | "])
 def test_a_message_that_is_broken_inside_its_words_gives_the_same_numbers(prefix: str) -> None:
     for example in EXAMPLES:
