@@ -25,9 +25,6 @@ COUNTED = (
     ),
 )
 
-SPOILT = (("import torch; torch.rand(1)", "trainer.train("),)
-"""What would be a mistake: a random number drawn in between."""
-
 
 @dataclass(frozen=True)
 class Client:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory.records import steps
-from tests.clients.clients import ATTACH, COMMON, SPOILT, STEPS, Client, script
+from tests.clients.clients import ATTACH, COMMON, STEPS, Client, script
 from tests.clients.compare import (
     assert_complete,
     assert_phases_and_categories,
@@ -51,12 +50,11 @@ CLIENTS = (
 )  # fmt: skip
 COUNTED = ("run_clm", "run_summarization")
 """Those that accumulate and recompute, and generate."""
-SPOILT_CLIENT = replace(next(client for client in CLIENTS if client.name == "run_lora"), name="spoilt", added=SPOILT)
 
 
 @pytest.fixture(scope="module")
 def ran(drive: Callable[..., Path]) -> Path:
-    return drive((*CLIENTS, SPOILT_CLIENT), further=dict.fromkeys(COUNTED, ("counted",)))
+    return drive(CLIENTS, further=dict.fromkeys(COUNTED, ("counted",)))
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
@@ -64,15 +62,6 @@ def test_results_and_output_are_the_same(client: Client, ran: Path) -> None:
     without, having = (ended(ran / client.name / way) for way in ("without", "with"))
     assert_same_results(without, having)  # to the last bit
     assert_same_output(without, having, summaries=client.times)
-
-
-def test_a_line_that_does_harm_is_noticed(ran: Path) -> None:
-    without, spoilt = ended(ran / "spoilt" / "without"), ended(ran / "spoilt" / "with")
-    assert spoilt.code == 0
-    with pytest.raises(AssertionError):
-        assert_same_results(without, spoilt)
-    with pytest.raises(AssertionError):
-        assert_same_output(without, spoilt)  # and there is no summary
 
 
 EVENTS = {"run_clm": (2, 2), "run_lora": (0, 1), "run_summarization": (2, 0), "notebook_cell": (0, 0)}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from hf_memkit.measuring.callback import MemoryReportCallback, attach
+from hf_memkit.measuring.callback import MemoryReportCallback, attach, oom_advice
 from hf_memkit.measuring.callback.one_training import expect_end
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.recorder import RunRecorder
@@ -66,22 +66,16 @@ def test_the_allocator_snapshot_is_for_those_who_ask(make_trainer: Any, monkeypa
         told = lambda *paths, name=name: calls.append((name, *(path.name for path in paths)))  # noqa: E731
         monkeypatch.setattr(f"hf_memkit.measuring.callback.{module}.{name}", told)
 
-    def train(**options: Any) -> MemoryReportCallback:
+    def train(**options: Any) -> dict[str, Any]:
         trainer = make_trainer()
         callback = attach(trainer, readers=[], **QUIET, **options)
-        trainer.model.transformer.h[1].mlp.forward = fails
-        try:
+        trainer.model.transformer.h[1].mlp.forward = lambda x: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
+        with pytest.raises(torch.OutOfMemoryError), oom_advice():
             trainer.train()
-        except torch.OutOfMemoryError as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-        return callback
+        return read_records(callback.path)[-2]
 
-    def fails(*args: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    assert "snapshot" not in read_records(train().path)[-2] and calls == []
-    asked = read_records(train(oom_snapshot=True).path)[-2]
-    assert asked["snapshot"] == "memory-snapshot-rank0.json"
+    assert "snapshot" not in train() and calls == []
+    assert train(oom_snapshot=True)["snapshot"] == "memory-snapshot-rank0.json"
     assert calls == [("record_history",), ("write_snapshot", "memory-snapshot-rank0.json"), ("stop_history",)]
 
 

@@ -376,7 +376,8 @@ def test_others_in_the_chain_of_hooks_keep_their_place(make_trainer: Any, shown:
     "place",
     some(
         ["callback.exception.changes_for_run", "callback.exception.out_of_memory",
-         "callback.one_training.record_exception", "memory.peak_sampler.PeakSampler.at"],
+         "callback.one_training.record_exception", "memory.recorder.RunRecorder.oom_fields",
+         "memory.peak_sampler.PeakSampler.at"],
         "memory.peak_sampler.PeakSampler.at",
     ),
 )  # fmt: skip

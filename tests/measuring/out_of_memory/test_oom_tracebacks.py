@@ -434,16 +434,3 @@ def test_a_frame_without_its_source_ends_with_the_function() -> None:
     frame = '  File "/e/site-packages/torch/utils/checkpoint.py", line 3, in backward\n'
     (found,) = find_messages(f"Traceback (most recent call last):\n{frame}{SIZE}")
     assert (found.trace.place, found.trace.frame) == ("recomputation", "torch/utils/checkpoint.py, backward")
-
-
-def test_a_merge_of_unsloth_is_a_merge() -> None:
-    log = (
-        "Traceback (most recent call last):\n"
-        '  File "/e/site-packages/unsloth/save.py", line 2364, in unsloth_generic_save_pretrained_merged\n'
-        "    unsloth_generic_save(**arguments)\n"
-        '  File "/e/site-packages/unsloth/save.py", line 195, in _merge_lora\n    W = fast_dequantize(W, state)\n'
-        "RuntimeError: CUDA error: out of memory"
-    )
-    explanation = explain_oom(log)
-    assert explanation.found is not None and explanation.found.trace.place == "merged adapters"
-    assert [change.key for change in explanation.changes] == ["model.merge_and_unload"]

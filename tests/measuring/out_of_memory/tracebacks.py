@@ -51,6 +51,11 @@ OLDER: Final[dict[str, tuple[str, str, str | None]]] = {
         'self._unload_and_optionally_merge(\n  File "/x/site-packages/peft/tuners/lora/layer.py", line 415, in merge\n'
         "    base_layer.weight.data = base_layer.weight.data + delta_weight\n", "merged adapters", "PEFT",
     ),
+    "merge of unsloth": (
+        _TOP + '  File "/x/site-packages/unsloth/save.py", line 2364, in unsloth_generic_save_pretrained_merged\n'
+        '    unsloth_generic_save(**arguments)\n  File "/x/site-packages/unsloth/save.py", line 195, in _merge_lora\n'
+        "    W = fast_dequantize(W, state)\n", "merged adapters", "Unsloth",
+    ),
     # github.com/huggingface/transformers/issues/17089
     "evaluation": (
         _TOP + '  File "/venv/lib/python3.7/site-packages/transformers/trainer.py", line 2515, in evaluation_loop\n'

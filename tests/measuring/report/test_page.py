@@ -15,6 +15,7 @@ from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import REPOSITORY, documentation
 from hf_memkit.measuring.report import load_run, write_page
 from hf_memkit.measuring.report.charts import POINTS, charts
+from hf_memkit.measuring.report.document import as_json
 from hf_memkit.measuring.report.html import join
 from hf_memkit.measuring.report.page import page
 from hf_memkit.measuring.report.summary import summarise
@@ -201,6 +202,11 @@ def test_the_policy_forbids_what_escaping_might_miss(
     refused = "connect-src img-src script-src-attr script-src-elem"
     assert comes_true(tab, f"[...new Set(window.refused)].sort().join(' ') === '{refused}'")
     assert tab.evaluate("window.ran") is None
+
+
+def test_data_cannot_end_the_element_that_it_stands_in() -> None:
+    made_json = as_json({"</script>": "<!--<script>&"})
+    assert not set("<>&") & set(made_json) and json.loads(made_json) == {"</script>": "<!--<script>&"}
 
 
 def test_a_long_run_is_thinned_and_keeps_its_highest(tmp_path: Path) -> None:
