@@ -48,8 +48,7 @@ CLIENTS = (
     ),
     Client("notebook_cell", script("notebook_cell"), ATTACH, (), times=2),
 )  # fmt: skip
-COUNTED = ("run_clm", "run_summarization")
-"""Those that accumulate and recompute, and generate."""
+COUNTED = ("run_clm", "run_summarization")  # accumulates and recomputes; generates
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,7 @@ from hf_memkit.measuring.report.text import text_report
 from tests.clients.clients import COMMON, SCRIPTS, STEPS, sft_script
 from tests.clients.compare import assert_complete
 from tests.clients.inputs import make_inputs
-from tests.run.conftest import Start
-
-MEMKIT = ("-m", "hf_memkit", "run")
+from tests.run.conftest import MEMKIT, Start
 
 
 @pytest.fixture(scope="module")

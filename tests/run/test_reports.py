@@ -17,9 +17,8 @@ import pytest
 from hf_memkit.deepspeed import ops
 from hf_memkit.measuring.memory.records import read_records
 from tests.loaded import Loaded
-from tests.run.conftest import ROOT, Start
+from tests.run.conftest import MEMKIT, ROOT, Start
 
-MEMKIT = ("-m", "hf_memkit", "run")
 PAGE = "memory-report.html"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from pathlib import Path
@@ -52,16 +53,18 @@ def test_log_history_and_trainer_state(measured: Recorded) -> None:
             assert "loss" not in entry or entry["memory/headroom_gib"] == 0.0
 
 
-def test_every_dashboard(
-    make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def dashboards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """wandb, and what reads trackio's logs: both imported, with their folders in the test's."""
     for name in ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "TRACKIO_DIR"):
         monkeypatch.setenv(name, str(tmp_path))  # trackio reads it when it is imported
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    import wandb
-    from trackio.sqlite_storage import SQLiteStorage
+    return importlib.import_module("wandb"), importlib.import_module("trackio.sqlite_storage").SQLiteStorage
 
+
+def test_every_dashboard(make_trainer: Any, readers: list[Any], tmp_path: Path, dashboards: tuple[Any, Any]) -> None:
+    wandb, trackio = dashboards
     trainer = make_trainer(report_to=["tensorboard", "wandb", "trackio"], run_name="one")
     attach(trainer, readers=readers, **QUIET)
     trainer.train()
@@ -74,7 +77,7 @@ def test_every_dashboard(
     assert scalars["train/memory/peak_reserved_percent"][0][1] == pytest.approx(68.75)  # 11 of 16 GiB
     assert summary["train/memory/headroom_gib"] == pytest.approx(5.0)
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    logged = [row for row in SQLiteStorage.get_logs("huggingface", "one") if "train/loss" in row]
+    logged = [row for row in trackio.get_logs("huggingface", "one") if "train/loss" in row]
     assert [row["train/memory/peak_allocated_gib"] for row in logged] == [10.0, 10.0, 10.0]
 
 

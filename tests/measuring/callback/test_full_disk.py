@@ -137,6 +137,7 @@ def test_killed_while_the_disk_was_full(disk: SmallDisk) -> None:
 def test_an_error_too_long_for_the_blanks(disk: SmallDisk) -> None:
     end = {"status": "failed", "error_type": "OSError", "error": "OSError: " + "ø" * 500, "step": 4, "x": "y" * 3000}
     assert writer_on(disk).write("end", end)
+    disk.free()  # before pytest writes anything
     failed = load_run(disk.folder).ending
     assert (failed.kind, failed.step) == ("failed", 4) and "with OSError: ø" in failed.why
 

@@ -17,10 +17,12 @@ def test_a_line_a_record(tmp_path: Path) -> None:
         assert record["schema"] == 1 and record["kind"] == "step" and record["time"] > 1e9
 
 
-def test_unreadable_lines_are_skipped(tmp_path: Path) -> None:
+def test_unreadable_lines_are_skipped_and_a_torn_tail_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_bytes(b'\n[1]\n\xff\xfe\n{"kind":"step","step":3}\n7\n')
+    path.write_bytes(b'\n[1]\n\xff\xfe\n{"kind":"step","step":3}\n7\n{"schema":1,"kind":"st')
     assert read_records(path) == [{"kind": "step", "step": 3}]
+    RecordWriter(path).write("step", {"step": 4})
+    assert [record["step"] for record in read_records(path)] == [3, 4] and path.read_bytes().count(b"\n") == 7
 
 
 def test_not_finite_is_null(tmp_path: Path) -> None:

@@ -78,7 +78,6 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
     "progress bar": lambda text: f"  3%|▎         | 3/100 [00:03<01:37,  1.00s/it]\r{text}\r\n",
     "box": lambda text: "\n".join(f"│ {line:<400} │" for line in text.splitlines()),
     "windows": lambda text: text.replace("\n", "\r\n") + "\r\n",
-    "around": lambda text: f"step 41 loss 2.1\n{text}\n\nwandb: run ended\n",
 }
 
 
