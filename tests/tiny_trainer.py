@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,6 @@ from tests.record_shape import misfits_in
 LAYERS = 2
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def tiny_gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
     # Dropout stays on: a callback that touched the random state would change the losses.
@@ -33,52 +29,43 @@ def samples(count: int = 64, length: int = 8) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row.clone()} for row in rows]
 
 
-@pytest.fixture
-def new_model() -> Callable[[], GPT2LMHeadModel]:
-    return tiny_gpt2
+def trainer_in(
+    folder: Path, callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: Any = Trainer, **given: Any
+) -> Trainer:
+    settings = {
+        "output_dir": str(folder / "run"),
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        **given,
+    }
+    made: Trainer = trainer_class(
+        model=model if model is not None else tiny_gpt2(),
+        args=TrainingArguments(**to_installed_arguments(settings)),
+        train_dataset=samples(),
+        eval_dataset=samples(4),
+        callbacks=list(callbacks),
+    )
+    return made
 
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Makes Trainers; whatever they record is as `hf_memkit.measuring.record_types` has it."""
-
-    def make(
-        callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: type[Trainer] = Trainer, **arguments: Any
-    ) -> Trainer:
-        settings = {
-            "output_dir": str(tmp_path / "run"),
-            "use_cpu": True,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "max_steps": 3,
-            "per_device_train_batch_size": 2,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            **arguments,
-        }
-        return trainer_class(
-            model=model if model is not None else tiny_gpt2(),
-            args=TrainingArguments(**to_installed_arguments(settings)),
-            train_dataset=samples(),
-            eval_dataset=samples(4),
-            callbacks=list(callbacks),
-        )
-
-    yield make
+    yield functools.partial(trainer_in, tmp_path)
     assert not misfits_in(tmp_path)
 
 
-@pytest.fixture
-def losses() -> Callable[[Trainer], list[float]]:
+def losses_of(trainer: Trainer) -> list[float]:
     """The losses that Trainer logged, to be compared exactly."""
-
-    def of(trainer: Trainer) -> list[float]:
-        found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        found += [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-        assert found
-        return found
-
-    return of
+    found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    found += [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert found
+    return found
 
 
 class FakeAllocator:
@@ -108,5 +95,5 @@ class FakeAllocator:
 
 
 @pytest.fixture
-def allocator() -> Iterator[FakeAllocator]:
-    yield FakeAllocator()
+def allocator() -> FakeAllocator:
+    return FakeAllocator()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -23,17 +24,6 @@ COUNTED = (
         "trainer.train(",
     ),
 )
-
-SPOILT = (("import torch; torch.rand(1)", "trainer.train("),)
-"""What would be a mistake: a random number drawn in between."""
-
-
-def callback_in(first_line: str, argument: str) -> tuple[tuple[str, str], ...]:
-    """The line that a Trainer gets in front of `argument`, and the import that it needs in front of `first_line`."""
-    return (
-        ("from hf_memkit import MemoryReportCallback", first_line),
-        ("callbacks=[MemoryReportCallback()],", argument),
-    )
 
 
 @dataclass(frozen=True)
@@ -74,3 +64,10 @@ def add_line(source: str, line: str, before: str) -> str:
 
 def script(name: str) -> str:
     return (SCRIPTS / f"{name}.py").read_text()
+
+
+def sft_script() -> Path:
+    """TRL's own, which `trl sft` runs."""
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "scripts" / "sft.py"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hf_memkit.measuring.memory.records import read_records, steps
 from tests.clients.clients import STEPS
 
@@ -55,7 +57,7 @@ def assert_same_results(without: Ran, having: Ran) -> None:
     losses = [entry["loss"] for entry in without.log_history() if "loss" in entry]
     assert len(losses) >= 2 and losses == [entry["loss"] for entry in having.log_history() if "loss" in entry]
     assert len(set(losses)) > 1, "a loss that never changes proves nothing"
-    assert without_ours(having.log_history()) == without_ours(without.log_history())
+    assert plain(having.log_history()) == plain(without.log_history())
     assert files(having) == files(without)
     assert any(name.endswith((".safetensors", ".bin")) for name in files(without)), "no weights were saved"
     for name in sorted(files(without)):
@@ -99,6 +101,26 @@ def assert_complete(records: list[dict[str, Any]], *, evaluations: int, saves: i
         assert None not in step.values()
 
 
+def assert_phases_and_categories(counted: Ran) -> None:
+    """Over a count of every storage, which has what a GPU's allocator has."""
+    assert counted.code == 0, counted.stderr[-3000:]
+    records = counted.records()
+    assert records[-1]["callback_errors"] == 0 and records[-1]["reader_errors"] == {}, records[-1]
+    made = steps(records)
+    assert len(made) == STEPS and "categories" in made[0]
+    for step in made:
+        peaks = {phase: numbers["peak_allocated_gib"] for phase, numbers in step["phases"].items()}
+        assert set(peaks) == {"data", "forward", "backward", "optimizer"}
+        assert max(peaks.values()) == pytest.approx(step["peak_allocated_gib"], abs=1e-9)
+        assert min(peaks.values()) >= 0 and peaks["forward"] > peaks["data"]
+        categories = step.get("categories", {"none_gib": step["peak_allocated_gib"]})
+        assert sum(categories.values()) == pytest.approx(step["peak_allocated_gib"], abs=1e-8)
+        assert min(categories.values()) >= 0
+    for record in records:
+        if record["kind"] in ("evaluate", "save"):
+            assert set(record["phases"]) == {record["kind"]}, record
+
+
 def files(ran: Ran) -> set[str]:
     """Names in the output folder, ours left out."""
     names = {str(path.relative_to(ran.out)) for path in ran.out.rglob("*") if path.is_file()}
@@ -117,10 +139,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if not (k.startswith("memory/") or TIMES.search(k))}
     return [plain(item) for item in value] if isinstance(value, list) else value
-
-
-def without_ours(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [plain(entry) for entry in history]
 
 
 def printed(stdout: str) -> list[str]:

@@ -1,17 +1,13 @@
-"""Models, a tokenizer, texts and pictures, as small as the client scripts take them; nothing is downloaded."""
+"""Models, a tokenizer and texts, as small as the client scripts take them; nothing is downloaded."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
@@ -23,25 +19,19 @@ TEXTS = [f"the quick brown fox number {i} jumps over {'the lazy dog and ' * (i %
 
 
 def make_inputs(folder: Path) -> None:
-    """Writes tiny-gpt2, tiny-bert and tiny-t5, texts.txt, few.txt, labelled.jsonl, sft/ and pictures/."""
+    """Writes tiny-gpt2 and tiny-t5, texts.txt, few.txt, texts.jsonl and sft/."""
     (folder / "texts.txt").write_text("\n".join(TEXTS))
     (folder / "few.txt").write_text("\n".join(TEXTS[:40]))
-    rows = [json.dumps({"text": text, "sentence1": text, "label": i % 2}) for i, text in enumerate(TEXTS)]
-    (folder / "labelled.jsonl").write_text("\n".join(rows))
+    rows = "\n".join(json.dumps({"text": text}) for text in TEXTS)
     (folder / "sft").mkdir()
-    (folder / "sft" / "train.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    for name in ("texts.jsonl", "sft/train.jsonl"):
+        (folder / name).write_text(rows)
     tokenizer = _tokenizer()
     torch.manual_seed(0)
     words = len(tokenizer)
     size = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
     made = {
         "tiny-gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=words, bos_token_id=0, eos_token_id=0, **size)),
-        "tiny-bert": BertForSequenceClassification(
-            BertConfig(
-                vocab_size=words, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                max_position_embeddings=128, pad_token_id=1,
-            )
-        ),
         "tiny-t5": T5ForConditionalGeneration(
             T5Config(
                 vocab_size=words, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, pad_token_id=1,
@@ -52,11 +42,6 @@ def make_inputs(folder: Path) -> None:
     for name, model in made.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    generator = np.random.default_rng(0)
-    for i in range(24):
-        place = folder / "pictures" / ("cats", "dogs")[i % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(generator.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(place / f"{i}.png")
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

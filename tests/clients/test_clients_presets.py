@@ -10,9 +10,8 @@ import pytest
 
 from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.cli.main import main
-from tests.clients.clients import Client, script
+from tests.clients.clients import Client, script, sft_script
 from tests.clients.compare import ended
-from tests.clients.test_clients_trl import sft_script
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +20,7 @@ COMMON = {
     "output_dir": "out", "max_steps": STEPS, "logging_steps": 1, "use_cpu": True, "report_to": "none",
     "disable_tqdm": True, "learning_rate": 1e-3, "save_steps": STEPS, "per_device_train_batch_size": 2,
 }  # fmt: skip
-PRESETS = ("lean", "checkpointed", "8bit")
+PRESETS = ("checkpointed", "8bit")
 
 
 @pytest.fixture(scope="module")
@@ -33,24 +32,17 @@ def files(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
             **COMMON, "model_name_or_path": f"{inputs}/tiny-gpt2", "train_file": f"{inputs}/texts.txt",
             "validation_file": f"{inputs}/few.txt", "block_size": 64, "do_train": True, "do_eval": True,
         },
-        # TRL trains with bf16 and activation checkpointing where nothing is said.
         "sft": {
             **COMMON, "model_name_or_path": f"{inputs}/tiny-gpt2", "dataset_name": f"{inputs}/sft", "max_length": 64,
-            "bf16": False, "gradient_checkpointing": False,
         },
     }  # fmt: skip
-    found = {}
+    found = {"run_clm-mine": folder / "mine.json"}
+    found["run_clm-mine"].write_text(json.dumps(mine["run_clm"]))
     for client, ending in (("run_clm", "json"), ("sft", "yaml")):
-        own = folder / f"{client}-mine.json"
-        own.write_text(json.dumps(mine[client]))
-        found[f"{client}-mine"] = own
-        free = dict(mine[client])
-        for name in ("bf16", "gradient_checkpointing"):
-            free.pop(name, None)
-        (folder / "free.json").write_text(json.dumps(free))
-        for preset in (*PRESETS, "lora") if client == "sft" else PRESETS:
+        (folder / "own.json").write_text(json.dumps(mine[client]))
+        for preset in ("8bit", "lora") if client == "sft" else PRESETS:
             path = folder / f"{client}-{preset}.{ending}"
-            arguments = ["preset", "copy", preset, str(path), "--args", str(folder / "free.json")]
+            arguments = ["preset", "copy", preset, str(path), "--args", str(folder / "own.json")]
             assert main([*arguments, "--for", "trl" if client == "sft" else "run_clm"]) == 0
             found[f"{client}-{preset}"] = path
     return found
@@ -61,7 +53,7 @@ def ran(drive: Callable[..., Path], files: dict[str, Path]) -> Path:
     clients = []
     for name, path in files.items():
         if name.startswith("sft"):
-            clients.append(Client(name, sft_script(), (), ("--config", str(path))))
+            clients.append(Client(name, sft_script().read_text(), (), ("--config", str(path))))
         else:
             clients.append(Client(name, script("run_clm"), (), (str(path),)))
     return drive(clients, ways=("without",))
@@ -93,11 +85,8 @@ def test_the_example_runs_with_one_json_and_no_change(ran: Path, files: dict[str
         assert content[current("activation_checkpointing")] is True
 
 
-@pytest.mark.parametrize("preset", [*PRESETS, "lora"])
+@pytest.mark.parametrize("preset", ["8bit", "lora"])
 def test_trl_takes_the_file_as_its_config(ran: Path, files: dict[str, Path], preset: str) -> None:
     with_preset = losses(ran, f"sft-{preset}")
     assert len(with_preset) == STEPS and all(0 < loss < 20 for loss in with_preset)
-    if preset == "lora":
-        assert "adapter_config.json" in {path.name for path in (ran / "sft-lora" / "without" / "out").iterdir()}
-        return
-    assert with_preset == pytest.approx(losses(ran, "sft-mine"), rel=0.01)
+    assert (ran / f"sft-{preset}" / "without" / "out" / "adapter_config.json").exists() is (preset == "lora")

@@ -13,6 +13,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+MEMKIT = ("-m", "hf_memkit", "run")
 
 
 class Ended(NamedTuple):

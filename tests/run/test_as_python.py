@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.cli import main
-from tests.run.conftest import Ended, Start
+from tests.run.conftest import MEMKIT, Ended, Start
 
-MEMKIT = ("-m", "hf_memkit", "run")
 NO_TRAINER = "made no Trainer: nothing was recorded\n"
 
 

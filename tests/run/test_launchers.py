@@ -102,7 +102,7 @@ def test_each_rank_sees_what_it_sees_without_memkit_and_fails_as_it_fails(
 @pytest.fixture(scope="module")
 def losses(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Losses:
     """Of each rank without memkit. All launchers start the same training."""
-    return without_memkit(launch, tmp_path_factory.mktemp("plain"), "torchrun", "ranks", "out")
+    return without_memkit(launch, tmp_path_factory.mktemp("plain"), "torchrun", "ranks", "out", "2")
 
 
 @pytest.fixture(scope="module")
@@ -136,21 +136,13 @@ def check_two_ranks(memkit: Ended, folder: Path, expected: Losses) -> None:
 def test_two_ranks_train_as_they_do_without_memkit(
     launch: Launch, losses: Losses, tmp_path: Path, launcher: str
 ) -> None:
-    """Finds: a bit of a loss, a rank without records, a summary or page by each rank, `--records` ignored."""
-    memkit = launch(made(tmp_path), launcher, *MEMKIT, "--records", "here", "trains.py", "--", "ranks", "out")
-    check_two_ranks(memkit, tmp_path, losses)
-
-
-def test_every_rank_has_the_plan(launch: Launch, tmp_path: Path) -> None:
-    """Finds: a rank that trains with the script's own values, a line by each rank, ranks that are no GPUs."""
+    """Finds: a bit of a loss, a rank without records, a summary or page by each rank, `--records` ignored, a rank that
+    trains without the plan, a line by each rank, ranks that are no GPUs."""
     plan = {"about": {"sequences_a_step": 8, "gpus": 2}, "arguments": {"gradient_accumulation_steps": 2}}
     (made(tmp_path) / "plan.yaml").write_text(json.dumps(plan))
-    memkit = launch(
-        tmp_path, "torchrun", *MEMKIT, "--plan", "plan.yaml", "--records", "here", "trains.py", "--", "ranks", "out"
-    )
-    assert memkit.code == 0, memkit.err
-    runs = [read_records(tmp_path / "here" / f"memory-rank{rank}.jsonl")[0] for rank in (0, 1)]
-    assert [run["arguments"]["gradient_accumulation_steps"] for run in runs] == [2, 2]
+    options = ("--plan", "plan.yaml", "--records", "here")
+    memkit = launch(tmp_path, launcher, *MEMKIT, *options, "trains.py", "--", "ranks", "out")
+    check_two_ranks(memkit, tmp_path, losses)
     assert [line for line in memkit.err.splitlines() if "plan.yaml" in line] == [
         "memkit: plan.yaml: gradient_accumulation_steps: 1 → 2",
         "memkit: warning: plan.yaml: made for 8 sequences a step, but the script has 2 × 1 × 2 GPUs = 4: the plan "

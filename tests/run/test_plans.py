@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import traceback
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from safetensors.torch import load_file
 
 from hf_memkit.cli import main
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.measuring.memory.records import read_records
+from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.text import text_report
-from tests.clients.clients import COMMON, SCRIPTS
+from tests.clients.clients import COMMON, SCRIPTS, STEPS, sft_script
+from tests.clients.compare import assert_complete
 from tests.clients.inputs import make_inputs
-from tests.run.conftest import Start
-
-MEMKIT = ("-m", "hf_memkit", "run")
+from tests.run.conftest import MEMKIT, Start
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +113,7 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
 def test_trls_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path) -> None:
     """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one for which it has a default
     of its own (checkpointing)."""
-    spec = find_spec("trl")
-    assert spec is not None and spec.origin is not None
-    script = Path(spec.origin).parent / "scripts" / "sft.py"
+    script = sft_script()
     own = [
         *COMMON, "--model_name_or_path", str(inputs / "tiny-gpt2"), "--dataset_name", str(inputs / "sft"),
         "--max_length", "64", "--save_steps", "4", "--use_peft", "--lora_target_modules", "c_attn", "c_proj",
@@ -135,6 +131,12 @@ def test_trls_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path
     err = ran(tmp_path / "planned", script, *own, "--dtype", "bfloat16", by=by)
     assert_same(tmp_path / "planned", tmp_path / "by hand")
     assert "packing: False → True" in err and "dtype: bfloat16 → float32" in err and "memkit: warning" not in err
+    records = read_records(tmp_path / "planned" / "out" / "memory-rank0.jsonl")
+    assert_complete(records, evaluations=0, saves=1)
+    assert records[0]["model_class"] == "PeftModelForCausalLM"
+    # Packed: one row of many samples, longer than any of them, and the loss is computed outside the model's forward.
+    assert [step["samples"] for step in steps(records)] == [4] * STEPS
+    assert all(48 < step["longest_sequence"] <= 128 and step["tokens"] > 200 for step in steps(records))
 
 
 BY_HAND = """
@@ -160,21 +162,12 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     """Finds: a plan that is silently not in force, another batch or number of GPUs, a variable set too late, a
     prediction that no report shows."""
     (tmp_path / "by_hand.py").write_text(BY_HAND)
+    about = {"script": "train.py", "gpu": "L4", "sequences_a_step": 64, "gpus": 4, "prediction": PREDICTION}
+    fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
     plan(
         tmp_path,
-        about={
-            "script": "train.py",
-            "gpu": "L4",
-            "sequences_a_step": 64,
-            "gpus": 4,
-            "prediction": PREDICTION,
-            "step_time_s": [0.9, 1.2, 1.6],
-        },
-        arguments={
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 4,
-            "gradient_checkpointing": False,
-        },
+        about={**about, "step_time_s": [0.9, 1.2, 1.6]},
+        arguments=fields,
         model={"attn_implementation": "eager"},
         environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
     )

@@ -16,9 +16,9 @@ import pytest
 
 from hf_memkit.deepspeed import ops
 from hf_memkit.measuring.memory.records import read_records
-from tests.run.conftest import ROOT, Start
+from tests.loaded import Loaded
+from tests.run.conftest import MEMKIT, ROOT, Start
 
-MEMKIT = ("-m", "hf_memkit", "run")
 PAGE = "memory-report.html"
 
 
@@ -36,16 +36,14 @@ def recorded(folder: Path, rank: int = 0) -> list[str]:
     return [record["kind"] for record in read_records(folder / f"memory-rank{rank}.jsonl")]
 
 
-def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(start: Start, tmp_path: Path) -> None:
-    """Finds: a random number or a variable that memkit takes or sets, a library that it imports before the script has
-    set its variables, two callbacks in one Trainer, a script's own callback replaced, words on standard output."""
-    plain = start("trains.py", "many", "plain").ended()
-    assert plain.code == 0, plain.err
-    # After the other: beside one another the two would take turns on a small machine, and last as long.
-    memkit = start(*MEMKIT, "trains.py", "--log", "none", "--", "many", "reported").ended()
-    assert memkit.code == 0, memkit.err
+def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(process: Loaded, tmp_path: Path) -> None:
+    """Finds: a random number or a variable that memkit takes or sets, two callbacks in one Trainer, a script's own
+    callback replaced, words on standard output."""
+    plain = process.run(["trains.py", "many", "plain"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    memkit = process.run(["memkit", "run", "trains.py", "--log", "none", "--", "many", "reported"], tmp_path)
+    assert memkit.returncode == 0, memkit.stderr
     assert found(tmp_path, "reported") == found(tmp_path, "plain")
-    assert found(tmp_path, "plain")["home"] == str(tmp_path / "a home of the script's own")
 
     kinds = ["run", "modules", "step", "step", "step", "end"]
     assert [recorded(tmp_path / "reported" / name) for name in ("first", "second", "own", "own too")] == [kinds] * 4
@@ -53,9 +51,9 @@ def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(st
     assert pages == ["first", "own", "second"]
     assert not list(tmp_path.glob("reported/third/memory*")) + list(tmp_path.glob("reported/fourth/memory*"))
 
-    assert memkit.err.count("Finished after step 3") == 2 and f"Page: reported/first/{PAGE}" in memkit.err
-    assert "memkit" not in memkit.out and "Finished" not in memkit.out and "memory/" not in memkit.out
-    assert memkit.out.count("'loss'") == plain.out.count("'loss'") == 12
+    assert memkit.stderr.count("Finished after step 3") == 2 and f"Page: reported/first/{PAGE}" in memkit.stderr
+    assert "memkit" not in memkit.stdout and "Finished" not in memkit.stdout and "memory/" not in memkit.stdout
+    assert memkit.stdout.count("'loss'") == plain.stdout.count("'loss'") == 12
 
 
 @pytest.mark.slow
@@ -102,6 +100,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_deepspeed_without_a_launcher_gets_the_environment_of_one_process(
     start: Start, tmp_path: Path, config: Path
 ) -> None:

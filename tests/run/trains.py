@@ -1,6 +1,6 @@
 """A user's script with Trainers, which prints what a test asks about as JSON. Run as a script, and by launchers.
 
-python trains.py HOW OUT [DEEPSPEED_JSON]
+python trains.py HOW OUT [DEEPSPEED_JSON or ACCUMULATION]
 """
 
 import inspect
@@ -72,8 +72,7 @@ def main():
         if len(words) == 3:
             found["losses"] = losses(new_trainer(given))
     elif how == "ranks":
-        found["losses"] = losses(new_trainer(arguments(out)))
-        found["rank"] = int(os.environ["RANK"])
+        found["losses"] = losses(new_trainer(arguments(out, gradient_accumulation_steps=int([*words, 1][2]))))
     else:
         from hf_memkit import MemoryReportCallback
 

@@ -1,4 +1,4 @@
-"""A script of a user: fine-tunes a language model with PEFT's LoRA, and merges the adapter at the end."""
+"""A script of a user: fine-tunes a language model, with PEFT's LoRA (and merges the adapter at the end) or whole."""
 
 import json
 from dataclasses import dataclass, field
@@ -28,11 +28,11 @@ def main() -> None:
     set_seed(training_args.seed)
     tokenizer = AutoTokenizer.from_pretrained(script_args.model)
     model = AutoModelForCausalLM.from_pretrained(script_args.model)
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM, r=script_args.rank, lora_alpha=16, lora_dropout=0.1, target_modules=["c_attn"]
-    )
-    model = get_peft_model(model, config)
-    model.print_trainable_parameters()
+    if script_args.rank:
+        config = LoraConfig(r=script_args.rank, lora_alpha=16, lora_dropout=0.1, target_modules=["c_attn"])
+        config.task_type = TaskType.CAUSAL_LM
+        model = get_peft_model(model, config)
+        model.print_trainable_parameters()
 
     texts = [json.loads(line)["text"] for line in Path(script_args.train_file).read_text().splitlines()]
     trainer = Trainer(
@@ -42,9 +42,13 @@ def main() -> None:
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
     )
     trainer.train()
-    model.save_pretrained(Path(training_args.output_dir) / "adapter")
-    merged = model.merge_and_unload()
-    merged.save_pretrained(Path(training_args.output_dir) / "merged")
+    if script_args.rank:
+        model.save_pretrained(Path(training_args.output_dir) / "adapter")
+        model.merge_and_unload().save_pretrained(Path(training_args.output_dir) / "merged")
+    else:
+        trainer.save_model()
+        trainer.save_state()
+        trainer.accelerator.print("saved")
 
 
 if __name__ == "__main__":

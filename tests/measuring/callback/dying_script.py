@@ -50,15 +50,13 @@ def main() -> None:
         hf_memkit.measuring.callback.numbers_of_ranks._INTERVAL_S = 0.05  # type: ignore[misc]
         dies = 20 if os.environ["RANK"] == "1" else 1000
         return train(out, Raises(dies, torch.OutOfMemoryError(OOM), pause_s=0.1))
-    if mode == "exits" and os.fork() == 0:
+    if os.fork() == 0:
         return train(out / "exited", Raises(2, SystemExit(3)))
-    if mode == "exits":
-        print("exit code of the other:", os.waitstatus_to_exitcode(os.wait()[1]))
-    if mode == "catches":
-        try:
-            train(out / "caught", Raises(2, torch.OutOfMemoryError(OOM)))
-        except torch.OutOfMemoryError as error:
-            print("caught", getattr(error, "__notes__", "without a note"))
+    print("exit code of the other:", os.waitstatus_to_exitcode(os.wait()[1]))
+    try:
+        train(out / "caught", Raises(2, torch.OutOfMemoryError(OOM)))
+    except torch.OutOfMemoryError as error:
+        print("caught", getattr(error, "__notes__", "without a note"))
     return train(out / "died", Raises(3, torch.OutOfMemoryError(OOM)))
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hf_memkit import MemoryReportCallback, attach
+from hf_memkit.measuring.memory.inputs import InputCounter
 from hf_memkit.measuring.memory.records import read_records, steps
+from tests.conftest import read_json_lines
+from tests.measuring.recorded import PREDICTED, QUIET, Recorded
 
 pytestmark = pytest.mark.compat
 ON_CUDA_ONLY = {
@@ -24,67 +27,57 @@ def kinds(records: list[dict[str, Any]]) -> list[str]:
     return [record["kind"] for record in records]
 
 
-def test_record_contract(make_trainer: Any, tmp_path: Path) -> None:
-    predicted = {"peak_allocated_gib": 0.5, "categories": {"weights_gib": 0.25}}
-    callback = MemoryReportCallback(run_facts={"recipe": "tiny"}, prediction=predicted)
-    trainer = make_trainer([callback], save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2)
-    trainer.train()
-    path = tmp_path / "run" / "memory-rank0.jsonl"
-    assert callback.path == path
-    lines = path.read_bytes().split(b"\n")
-    assert lines.pop() == b""
-    records = [json.loads(line) for line in lines]
-    assert all(r["schema"] == 1 and r["time"] > 1e9 for r in records)
-    assert records.pop(1)["kind"] == "modules"
-    assert kinds(records) == ["run", "step", "step", "evaluate", "save", "step", "save", "end"] or kinds(records) == [
-        "run", "step", "step", "evaluate", "save", "step", "evaluate", "save", "end",
-    ]  # fmt: skip
+def test_record_contract(recorded: Recorded) -> None:
+    path, trainer = recorded.callback.path, recorded.trainer
+    assert path == Path(trainer.args.output_dir) / "memory-rank0.jsonl"
+    records = read_json_lines(path)
+    assert path.read_bytes().endswith(b"\n") and all(r["schema"] == 1 and r["time"] > 1e9 for r in records)
+    expected = ["run", "modules", "evaluate", "step", "step", "evaluate", "save", "step", "save", "end"]
+    assert kinds(records) in (expected, [*expected[:-2], "evaluate", *expected[-2:]])
 
-    run, end = records[0], records[-1]
-    assert run["facts"] == {"recipe": "tiny"} and run["prediction"] == predicted
+    (run,), (modules,), (end,) = (recorded.of(kind) for kind in ("run", "modules", "end"))
+    assert run["facts"] == {"recipe": "tiny"} and run["prediction"] == PREDICTED
     assert {"hf_memkit", "torch", "transformers", "accelerate", "python"} <= run["versions"].keys()
     assert {"device_name", "cpu_count", "ram_gib"} <= run["hardware"].keys()
+    assert (run["rank"], run["world_size"], run["host"]["pid"]) == (0, 1, os.getpid())
+    assert run["host"]["process_started"] < run["time"] and run["host"]["hostname"]
     arguments = run["arguments"]
     assert arguments["per_device_train_batch_size"] == 2 and arguments["activation_checkpointing"] is False
+    assert arguments["per_device_eval_batch_size"] == 8 and arguments["max_grad_norm"] == 1.0
     assert isinstance(arguments["optim"], str) and "deepspeed_stage" not in arguments
+    assert arguments["optim_args"] == "foreach=False" and arguments["dataloader_num_workers"] == 0
+    assert arguments["auto_find_batch_size"] is False and isinstance(arguments["train_sampling_strategy"], str)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     assert run["parameters"] == run["trainable_parameters"] == parameters
-    assert run["model_class"] == "GPT2LMHeadModel" and run["start_step"] == 0
+    assert run["weights_dtypes"] == {"float32": parameters}
+    assert sum(row["parameters"] * row.get("repeats", 1) for row in modules["rows"]) == parameters
+    assert (run["model_class"], run["model_type"], run["vocabulary"]) == ("GPT2LMHeadModel", "gpt2", 64)
+    assert run["attention"] == "sdpa" and run["start_step"] == 0
     assert run["optimizer_classes"] == ["AcceleratedOptimizer", "AdamW"]
     assert "engine" not in run  # a plain callback cannot know it
 
-    for number, step in enumerate(steps(records), 1):
+    for number, step in enumerate(recorded.of("step"), 1):
         assert step["step"] == number and step["step_time_ms"] > 0 and step["host_rss_gib"] > 0
-        assert (step["samples"], step["tokens"], step["longest_sequence"]) == (2, 16, 8)
-        assert step["recomputed_layers"] == 0
+        # Of two micro-batches; evaluations add none.
+        assert (step["samples"], step["tokens"], step["longest_sequence"]) == (4, 32, 8)
+        assert step["recomputed_layers"] == 0 and None not in step.values()
         if not torch.cuda.is_available():
             assert not ON_CUDA_ONLY & step.keys()
-        assert None not in step.values()
-    evaluate = records[3]
+    host = recorded.of("step")[0]["held"]["host"]  # on a CPU, all of it
+    assert {name: round(gib * 2**30) for name, gib in host.items()} == {
+        "weights_gib": 4 * parameters, "gradients_gib": 4 * parameters, "optimizer_gib": 8 * parameters + 28 * 4,
+    }  # fmt: skip
+    evaluate, save = recorded.of("evaluate")[1], recorded.of("save")[0]
     assert evaluate["metrics"]["eval_loss"] > 0 and evaluate["host_rss_gib"] > 0
-    assert records[4]["checkpoint"] == "checkpoint-2" and (tmp_path / "run" / "checkpoint-2").is_dir()
+    assert save["checkpoint"] == "checkpoint-2" and (path.parent / "checkpoint-2").is_dir()
 
-    assert end["status"] == "finished" and end["steps"] == 3
+    assert end["status"] == "finished" and end["steps"] == 3 and end["recomputed_layers"] == 0
     assert end["reader_errors"] == {} and end["callback_errors"] == 0
     assert end["optimizer_states"]["exp_avg"] == {"float32": len(list(trainer.model.parameters()))}
-    assert end["peak_host_rss_gib"] >= max(s["host_rss_gib"] for s in steps(records))
-
-
-def test_accumulation_sums_over_the_window(make_trainer: Any) -> None:
-    callback = MemoryReportCallback()
-    make_trainer([callback], gradient_accumulation_steps=3, max_steps=2).train()
-    assert [(s["samples"], s["tokens"]) for s in steps(read_records(callback.path))] == [(6, 48), (6, 48)]
-
-
-def test_evaluation_adds_no_samples(make_trainer: Any) -> None:
-    callback = MemoryReportCallback()
-    make_trainer([callback], eval_strategy="steps", eval_steps=1, eval_on_start=True).train()
-    assert [s["samples"] for s in steps(read_records(callback.path))] == [2, 2, 2]
+    assert end["peak_host_rss_gib"] >= max(step["host_rss_gib"] for step in recorded.of("step"))
 
 
 def test_embeddings_and_pictures() -> None:
-    from hf_memkit.measuring.memory.inputs import InputCounter
-
     counter = InputCounter()
     counter.add((), {"attention_mask": torch.ones(2, 9), "inputs_embeds": torch.zeros(2, 5, 16)})
     counter.add((torch.zeros(1, 7, dtype=torch.long),), {})
@@ -94,31 +87,7 @@ def test_embeddings_and_pictures() -> None:
     assert pictures.fields() == {"samples": 4}  # three channels are no tokens
 
 
-def test_log_keys_reach_the_log_history_and_other_callbacks(make_trainer: Any, allocator: Any) -> None:
-    class Dashboard(TrainerCallback):
-        seen: list[dict[str, float]] = []  # noqa: RUF012
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            self.seen.append(dict(logs))
-
-    from hf_memkit.measuring.memory.readers.host import HostReader
-
-    trainer = make_trainer([Dashboard()], eval_strategy="steps", eval_steps=2)
-    callback = attach(trainer, readers=[allocator, HostReader()])
-    assert trainer.callback_handler.callbacks[0] is callback
-    trainer.train()
-    keys = {
-        "memory/peak_allocated_gib", "memory/peak_reserved_gib", "memory/peak_reserved_percent", "memory/headroom_gib",
-    }  # fmt: skip
-    for log in (*Dashboard.seen, *trainer.state.log_history):
-        assert {key for key in log if key.startswith("memory/")} == (keys if "loss" in log else set())
-        assert all(type(log[key]) is float for key in keys & log.keys())
-    assert len(Dashboard.seen) >= 4
-    json.dumps(trainer.state.log_history)
-    assert read_records(callback.path)[0]["engine"] == "GPT2LMHeadModel"
-
-
-def test_attach_leaves_one_callback_and_puts_it_first(make_trainer: Any, tmp_path: Path) -> None:
+def test_attach_leaves_one_callback_and_puts_it_first(make_trainer: Any, tmp_path: Path, measured: Recorded) -> None:
     there = MemoryReportCallback(tmp_path / "mine", summary=False)
     trainer = make_trainer([there])
     assert trainer.callback_handler.callbacks[0] is not there
@@ -126,15 +95,15 @@ def test_attach_leaves_one_callback_and_puts_it_first(make_trainer: Any, tmp_pat
     other = attach(trainer, html=False)
     ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, MemoryReportCallback)]
     assert ours == [other] == trainer.callback_handler.callbacks[:1] and other is not there
+    assert measured.of("run")[0]["engine"] == "GPT2LMHeadModel"
 
 
 def test_two_callbacks_leave_one_set_of_hooks_and_full_records(make_trainer: Any, tmp_path: Path) -> None:
-    first, second = MemoryReportCallback(tmp_path / "a"), MemoryReportCallback(tmp_path / "b")
-    make_trainer([first, second]).train()
-    left_out = read_records(tmp_path / "a" / "memory-rank0.jsonl")
+    make_trainer([MemoryReportCallback(tmp_path / name, **QUIET) for name in "ab"]).train()
+    left_out, full = (read_records(tmp_path / name / "memory-rank0.jsonl") for name in "ab")
     assert kinds(left_out) == ["run", "modules", "end"]
     assert left_out[-1]["status"] == "interrupted" and "another one" in left_out[-1]["error"]
-    assert [s["samples"] for s in steps(read_records(tmp_path / "b" / "memory-rank0.jsonl"))] == [2, 2, 2]
+    assert [s["samples"] for s in steps(full)] == [2, 2, 2]
 
 
 def test_interrupted(make_trainer: Any) -> None:
@@ -152,16 +121,15 @@ def test_interrupted(make_trainer: Any) -> None:
 
 def test_resume_repeats_steps_and_the_last_counts(make_trainer: Any, tmp_path: Path) -> None:
     def run(**arguments: Any) -> Any:
-        return make_trainer([MemoryReportCallback()], save_strategy="steps", save_steps=2, **arguments)
+        return make_trainer([MemoryReportCallback(**QUIET)], save_strategy="steps", save_steps=2, **arguments)
 
     run(max_steps=3).train()
     run(max_steps=4).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     records = read_records(tmp_path / "run" / "memory-rank0.jsonl")
     assert [r["step"] for r in records if r["kind"] == "step"] == [1, 2, 3, 3, 4]
     assert [r["start_step"] for r in records if r["kind"] == "run"] == [0, 2]
-    second_run = [r["kind"] for r in records].index("run", 1)
     assert [r["step"] for r in steps(records)] == [1, 2, 3, 4]
-    assert steps(records)[2] == next(r for r in records[second_run:] if r["kind"] == "step")
+    assert steps(records)[2:] == [r for r in records if r["kind"] == "step"][-2:]
 
 
 def test_a_model_that_is_no_transformers_model(make_trainer: Any) -> None:
@@ -190,6 +158,6 @@ def test_the_time_of_a_step_is_without_evaluations(make_trainer: Any, monkeypatc
             now_s[0] += 100
 
     monkeypatch.setattr("hf_memkit.measuring.memory.recorder.time", SimpleNamespace(perf_counter=lambda: now_s[0]))
-    callback = MemoryReportCallback(summary=False, html=False)
+    callback = MemoryReportCallback(**QUIET)
     make_trainer([Clock(), callback], eval_strategy="steps", eval_steps=1).train()
     assert [step["step_time_ms"] for step in steps(read_records(callback.path))] == [1000] * 3

@@ -12,52 +12,42 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
-from hf_memkit import MemoryReportCallback, attach
+from hf_memkit import MemoryReportCallback, attach, oom_advice
 from hf_memkit.measuring.callback.one_training import expect_end
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import RecordWriter, read_records
+from tests.measuring.recorded import QUIET, Recorded, hook_count
 
 
 @pytest.mark.compat
-def test_a_summary_and_a_page(make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run twice in the same folder, as the cell of a notebook is."""
-    page = tmp_path / "run" / "memory-report.html"
-    written: list[int] = []
-    for _attempt in range(2):
-        callback = MemoryReportCallback()
-        make_trainer([callback], disable_tqdm=False).train()
-        shown = capsys.readouterr().out
-        summary = shown[shown.index("GPT2LMHeadModel") :]
-        assert summary.count("\n") <= 20 and summary.count("memory-report.html") <= 1
-        assert "inished" in summary and callback.callback_errors == 0
-        html = page.read_text()
-        assert "GPT2LMHeadModel" in html and "</html>" in html
-        written.append(page.stat().st_mtime_ns)
-    assert written[0] < written[1] and [r["kind"] for r in read_records(callback.path)].count("run") == 2
+def test_a_summary_and_a_page(recorded: Recorded) -> None:
+    page = Path(recorded.trainer.args.output_dir) / "memory-report.html"
+    summary = recorded.printed[recorded.printed.index("GPT2LMHeadModel") :]
+    assert summary.count("\n") <= 24 and summary.count("memory-report.html") == 1 and "Finished after" in summary
+    assert "GPT2LMHeadModel" in page.read_text() and "</html>" in page.read_text()
 
 
-@pytest.mark.parametrize("options", [{"summary": False}, {"html": False}])
-def test_either_can_be_left_out(
-    options: dict[str, bool], make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class AnotherRank(TrainerCallback):  # type: ignore[misc]
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.is_world_process_zero = False
+
+
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [({"summary": False}, []), ({"html": False}, []), ({}, [AnotherRank()])],
+    ids=["no summary", "no page", "another rank"],
+)
+def test_either_can_be_left_out_and_only_one_rank_reports(
+    options: dict[str, bool], others: list[Any], make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_trainer([MemoryReportCallback(**options)]).train()
-    assert ("GPT2LMHeadModel" in capsys.readouterr().out) is options.get("summary", True)
-    assert (tmp_path / "run" / "memory-report.html").exists() is options.get("html", True)
-
-
-def test_only_one_rank_reports(make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import TrainerCallback
-
-    class AnotherRank(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            state.is_world_process_zero = False
-
-    trainer = make_trainer([AnotherRank(), callback := MemoryReportCallback()])
-    trainer.train()
+    callback = MemoryReportCallback(**options)
+    make_trainer([*others, callback]).train()
+    assert ("GPT2LMHeadModel" in capsys.readouterr().out) is (not others and options.get("summary", True))
+    assert (tmp_path / "run" / "memory-report.html").exists() is (not others and options.get("html", True))
     assert read_records(callback.path)[-1]["kind"] == "end"
-    assert "GPT2LMHeadModel" not in capsys.readouterr().out and not list(tmp_path.rglob("*.html"))
 
 
 def test_a_report_that_cannot_be_made(make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,43 +61,28 @@ def test_a_report_that_cannot_be_made(make_trainer: Any, tmp_path: Path, capsys:
 
 def test_the_allocator_snapshot_is_for_those_who_ask(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU here: what would be asked of it, and when."""
-    import hf_memkit.measuring.callback.exception
-    import hf_memkit.measuring.callback.one_training
-
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for module, name in (
-        (hf_memkit.measuring.callback.one_training, "record_history"),
-        (hf_memkit.measuring.callback.one_training, "stop_history"),
-        (hf_memkit.measuring.callback.exception, "write_snapshot"),
-    ):
-        monkeypatch.setattr(
-            module, name, lambda *paths, name=name: calls.append((name, *(path.name for path in paths)))
-        )
+    for module, name in (("one_training", "record_history"), ("one_training", "stop_history"),
+                         ("exception", "write_snapshot")):  # fmt: skip
+        told = lambda *paths, name=name: calls.append((name, *(path.name for path in paths)))  # noqa: E731
+        monkeypatch.setattr(f"hf_memkit.measuring.callback.{module}.{name}", told)
 
-    def train(**options: Any) -> MemoryReportCallback:
+    def train(**options: Any) -> dict[str, Any]:
         trainer = make_trainer()
-        callback = attach(trainer, summary=False, html=False, readers=[], **options)
-        trainer.model.transformer.h[1].mlp.forward = fails
-        try:
+        callback = attach(trainer, readers=[], **QUIET, **options)
+        trainer.model.transformer.h[1].mlp.forward = lambda x: (_ for _ in ()).throw(torch.OutOfMemoryError("x"))
+        with pytest.raises(torch.OutOfMemoryError), oom_advice():
             trainer.train()
-        except torch.OutOfMemoryError as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-        return callback
+        return read_records(callback.path)[-2]
 
-    def fails(*args: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    assert "snapshot" not in read_records(train().path)[-2] and calls == []
-    asked = read_records(train(oom_snapshot=True).path)[-2]
-    assert asked["snapshot"] == "memory-snapshot-rank0.json"
+    assert "snapshot" not in train() and calls == []
+    assert train(oom_snapshot=True)["snapshot"] == "memory-snapshot-rank0.json"
     assert calls == [("record_history",), ("write_snapshot", "memory-snapshot-rank0.json"), ("stop_history",)]
 
 
-@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+@pytest.mark.parametrize("how", [copy.copy, lambda callback: pickle.loads(pickle.dumps(callback))])
 def test_a_copied_callback_is_a_new_one(how: Any, make_trainer: Any, tmp_path: Path) -> None:
-    from transformers import TrainerCallback
-
     class Copies(TrainerCallback):  # type: ignore[misc]
         copied: Any = None
 
@@ -115,7 +90,7 @@ def test_a_copied_callback_is_a_new_one(how: Any, make_trainer: Any, tmp_path: P
             Copies.copied = how(callback)
 
     hook = sys.excepthook
-    callback = MemoryReportCallback(tmp_path / "mine", log="none", summary=False, html=False, run_facts={"a": 1})
+    callback = MemoryReportCallback(tmp_path / "mine", log="none", **QUIET, run_facts={"a": 1})
     make_trainer([callback, Copies()]).train()
     copied = Copies.copied
     assert copied.path is None and copied.phase is None and copied.callback_errors == 0 and sys.excepthook is hook
@@ -128,11 +103,11 @@ def test_a_copied_callback_is_a_new_one(how: Any, make_trainer: Any, tmp_path: P
 def test_an_error_in_the_end_leaves_nothing_behind(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = sys.excepthook
     monkeypatch.setattr(RunRecorder, "end", lambda *args: 1 / 0)
-    callback = MemoryReportCallback(summary=False, html=False)
+    callback = MemoryReportCallback(**QUIET)
     trainer = make_trainer([callback])
     trainer.train()
     assert sys.excepthook is hook and callback.callback_errors == 1
-    assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trainer.model.modules())
+    assert hook_count(trainer.model) == 0
 
 
 def test_a_forked_process_does_not_end_the_training_of_its_parent(tmp_path: Path) -> None:

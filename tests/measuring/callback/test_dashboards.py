@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from pathlib import Path
@@ -9,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
 from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.common.errors import SettingError
 from hf_memkit.measuring.callback.numbers_of_ranks import Heard
 from hf_memkit.measuring.memory.readers.host import HostReader
+from tests.measuring.recorded import QUIET, Recorded, with_peaks
 
 FEW = {"peak_allocated_gib", "peak_reserved_gib", "fragmentation_gib", "peak_reserved_percent", "headroom_gib"}
-QUIET: dict[str, Any] = {"summary": False, "html": False}
-SAVING = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 2}
 
 
 @pytest.fixture
@@ -41,24 +42,43 @@ def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.compat
-def test_tensorboard_and_trainer_state(
-    make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    trainer = make_trainer(report_to="tensorboard", **SAVING)
+def test_log_history_and_trainer_state(measured: Recorded) -> None:
+    few = {f"memory/{name}" for name in FEW - {"fragmentation_gib"}}
+    state = Path(measured.trainer.args.output_dir) / "checkpoint-3" / "trainer_state.json"
+    for history in (measured.trainer.state.log_history, json.loads(state.read_text())["log_history"]):
+        assert sum("loss" in entry for entry in history) == 3
+        for entry in history:
+            assert ours(entry).keys() == (few if "loss" in entry else set())
+            assert all(type(value) is float for value in ours(entry).values())
+            assert "loss" not in entry or entry["memory/headroom_gib"] == 0.0
+
+
+@pytest.fixture
+def dashboards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """wandb, and what reads trackio's logs: both imported, with their folders in the test's."""
+    for name in ("TENSORBOARD_LOGGING_DIR", "WANDB_DIR", "TRACKIO_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))  # trackio reads it when it is imported
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    return importlib.import_module("wandb"), importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+
+
+def test_every_dashboard(make_trainer: Any, readers: list[Any], tmp_path: Path, dashboards: tuple[Any, Any]) -> None:
+    wandb, trackio = dashboards
+    trainer = make_trainer(report_to=["tensorboard", "wandb", "trackio"], run_name="one")
     attach(trainer, readers=readers, **QUIET)
     trainer.train()
-    scalars = tensorboard_scalars(tmp_path / "tb")
-    assert {tag for tag in scalars if "memory" in tag} == {f"train/memory/{name}" for name in FEW}
+    summary = dict(wandb.run.summary)
+    wandb.finish()
+    few = {f"train/memory/{name}" for name in FEW}
+    scalars = tensorboard_scalars(tmp_path)
+    assert {tag for tag in scalars if "memory" in tag} == {key for key in summary if "memory/" in key} == few
     assert scalars["train/memory/peak_allocated_gib"] == [(1, 10.0), (2, 10.0), (3, 10.0)]
     assert scalars["train/memory/peak_reserved_percent"][0][1] == pytest.approx(68.75)  # 11 of 16 GiB
-    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
-    logged = [entry for entry in state["log_history"] if "loss" in entry]
-    assert len(logged) == 3
-    for entry in logged:
-        assert ours(entry).keys() == {f"memory/{name}" for name in FEW}
-        assert entry["memory/headroom_gib"] == pytest.approx(5.0)
-    assert not any(ours(entry) for entry in state["log_history"] if "loss" not in entry)
+    assert summary["train/memory/headroom_gib"] == pytest.approx(5.0)
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    logged = [row for row in trackio.get_logs("huggingface", "one") if "train/loss" in row]
+    assert [row["train/memory/peak_allocated_gib"] for row in logged] == [10.0, 10.0, 10.0]
 
 
 def test_a_plain_callback_says_what_it_cannot_reach(
@@ -66,7 +86,7 @@ def test_a_plain_callback_says_what_it_cannot_reach(
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     callback = MemoryReportCallback(readers=readers, **QUIET)
-    trainer = make_trainer([callback], report_to="tensorboard")
+    trainer = make_trainer([callback], report_to="tensorboard", max_steps=1)
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         trainer.train()
         trainer.train()
@@ -78,34 +98,30 @@ def test_a_plain_callback_says_what_it_cannot_reach(
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         attach(trainer).close()
         trainer.train()  # attached now
-        make_trainer([MemoryReportCallback(**QUIET)]).train()  # nobody to reach
-        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard").train()
+        make_trainer([MemoryReportCallback(**QUIET)], max_steps=1).train()  # nobody to reach
+        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard", max_steps=1).train()
     assert not [record for record in caplog.records if record.name.startswith("hf_memkit")]
     assert {tag for tag in tensorboard_scalars(tmp_path / "tb") if "memory" in tag} == {
         f"train/memory/{name}" for name in FEW
     }
 
 
-@pytest.mark.slow
 def test_how_many_keys(make_trainer: Any, readers: list[Any]) -> None:
     found = {}
-    for log in ("few", "all", "none"):
-        trainer = make_trainer()
+    for log in ("all", "none"):
+        trainer = with_peaks(make_trainer(max_steps=1), readers[0])
         attach(trainer, log=log, readers=readers, **QUIET)
         trainer.train()
-        entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
-        found[log] = ours(entry)
-        assert all(type(value) in (int, float) for value in found[log].values())
-    assert found["none"] == {} and found["few"].keys() == {f"memory/{name}" for name in FEW}
-    assert found["few"].keys() < found["all"].keys()
-    assert {"memory/host_rss_gib", "memory/backward_peak_allocated_gib"} <= found["all"].keys()
+        found[log] = ours(next(entry for entry in trainer.state.log_history if "loss" in entry))
+    assert found["none"] == {} and {f"memory/{name}" for name in FEW} < found["all"].keys()
+    assert {"memory/host_rss_gib", "memory/weights_gib", "memory/other_gib"} <= found["all"].keys()
+    assert found["all"]["memory/forward_peak_allocated_gib"] == 12 and found["all"]["memory/allocated_gib"] == 10
+    assert all(type(value) in (int, float) for value in found["all"].values())
     with pytest.raises(SettingError, match=r"log='al'.*did you mean 'all'"):
         MemoryReportCallback(log="al")  # type: ignore[arg-type]
 
 
 def test_the_highest_since_the_last_logging_step(make_trainer: Any, allocator: Any) -> None:
-    from transformers import TrainerCallback
-
     class Uses(TrainerCallback):  # type: ignore[misc]
         def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             allocator.use({0: 1.0, 1: 3.0, 2: 2.0, 3: 0.5}[state.global_step])
@@ -115,34 +131,6 @@ def test_the_highest_since_the_last_logging_step(make_trainer: Any, allocator: A
     trainer.train()
     logged = [entry["memory/peak_allocated_gib"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged == [13.0, 12.0]
-
-
-@pytest.mark.slow
-def test_wandb(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import wandb
-
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    trainer = make_trainer(report_to="wandb")
-    attach(trainer, readers=readers, **QUIET)
-    trainer.train()
-    summary = dict(wandb.run.summary)
-    wandb.finish()
-    assert {key for key in summary if "memory/" in key} == {f"train/memory/{name}" for name in FEW}
-    assert summary["train/memory/headroom_gib"] == pytest.approx(5.0)
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-
-
-def test_trackio(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
-    from trackio.sqlite_storage import SQLiteStorage
-
-    trainer = make_trainer(report_to="trackio", run_name="one")
-    attach(trainer, readers=readers, **QUIET)
-    trainer.train()
-    logged = [row for row in SQLiteStorage.get_logs("huggingface", "one") if "train/loss" in row]
-    assert [row["train/memory/peak_allocated_gib"] for row in logged] == [10.0, 10.0, 10.0]
 
 
 def test_a_rank_that_fell_silent_is_left_out(

@@ -10,19 +10,20 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 
-from hf_memkit import MemoryReportCallback, attach, oom_advice
+from hf_memkit import MemoryReportCallback, oom_advice
 from hf_memkit.common.terms import at
 from hf_memkit.measuring.callback.oom_note import out_of_memory
-from hf_memkit.measuring.memory.hooks import HookSet, ModelHook
+from hf_memkit.measuring.memory.hooks import HookSet
 from hf_memkit.measuring.memory.records import read_records
-from tests.fewer import first
+from tests.fewer import some
+from tests.measuring.recorded import QUIET, hook_count
+from tests.tiny_trainer import losses_of
 
 OOM = (
     "CUDA out of memory. Tried to allocate 2.34 GiB. GPU 0 has a total capacity of 15.77 GiB of which 0.21 GiB is "
@@ -34,6 +35,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "out of memory": lambda: torch.OutOfMemoryError(OOM),
     "another error": lambda: ValueError("no such thing"),
     "interrupt": KeyboardInterrupt,
+    "exit": lambda: SystemExit(3),
 }
 
 
@@ -83,10 +85,6 @@ class FailsBackward(torch.autograd.Function):
         return ctx.fails()
 
 
-def hook_count(model: torch.nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-
-
 @pytest.fixture
 def shown() -> Iterator[list[BaseException]]:
     """What reaches the hook that was there before any training, as Python's own would be reached."""
@@ -110,12 +108,17 @@ def die(trainer: Trainer) -> BaseException:
 
 
 SAVING = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-QUIET = {"summary": False, "html": False}
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("phase", first(PHASES))
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    some(
+        [(phase, kind) for phase in PHASES for kind in ERRORS],
+        ("backward", "out of memory"), ("evaluate", "out of memory"), ("save", "another error"),
+        ("data", "interrupt"), ("optimizer", "exit"),
+    ),
+)  # fmt: skip
 def test_an_exception_in_each_phase(
     phase: str, kind: str, make_trainer: Any, allocator: Any, shown: list[BaseException]
 ) -> None:
@@ -131,7 +134,7 @@ def test_an_exception_in_each_phase(
     assert [r["kind"] for r in records].count("end") == 1
     end = records[-1]
     assert end["kind"] == "end" and end["error_type"] == type(error).__name__
-    assert end["status"] == ("interrupted" if kind == "interrupt" else "failed")
+    assert end["status"] == ("interrupted" if kind in ("interrupt", "exit") else "failed")
     notes = getattr(error, "__notes__", [])
     if kind != "out of memory":
         assert not notes and callback.advice is None and not any(r["kind"] == "oom" for r in records)
@@ -144,6 +147,7 @@ def test_an_exception_in_each_phase(
     assert oom["allocated_gib"] == 10.0  # the counters of that moment
     assert sum(oom.get("categories", {"": 10.0}).values()) == pytest.approx(10.0, abs=0.01)
     assert len(oom["changes"]) <= 3 and (oom["changes"] or phase not in ("forward", "backward"))
+    assert ("micro_batch" in oom) is (phase in ("forward", "backward"))
     assert oom.get("prediction_loss_only") == (True if phase == "evaluate" else None)  # it has no compute_metrics
     (note,) = notes
     assert note.startswith(f"memkit: out of memory {at(phase, 2)}")
@@ -153,42 +157,35 @@ def test_an_exception_in_each_phase(
     assert note in "".join(traceback.format_exception(error))
 
 
-@pytest.mark.slow
-def test_the_next_training_is_as_if_nothing_had_been(make_trainer: Any, losses: Any, shown: Any) -> None:
-    undisturbed = make_trainer()
-    undisturbed.train()
-    callback = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([callback])
-    fail_in("backward", trainer, ERRORS["out of memory"])
-    die(trainer)
-    again = make_trainer([callback])
-    again.train()
-    assert losses(again) == losses(undisturbed)
-    assert run_kinds(callback)[-5:] == ["run", "step", "step", "step", "end"]
-    assert "after_oom" not in next(r for r in reversed(read_records(callback.path)) if r["kind"] == "run")
-    assert callback.advice is None and callback.callback_errors == 0
-
-
 def run_kinds(callback: MemoryReportCallback) -> list[str]:
     assert callback.path is not None
     return [r["kind"] for r in read_records(callback.path) if r["kind"] != "modules"]
 
 
+def fails_caught(make_trainer: Any, *, advised: bool = False, **options: Any) -> tuple[Any, MemoryReportCallback]:
+    """A training that runs out of memory in step 2, in a script that catches that."""
+    callback = MemoryReportCallback(**QUIET, **options)
+    trainer = make_trainer([callback])
+    fail_in("forward", trainer, ERRORS["out of memory"])
+    with contextlib.suppress(torch.OutOfMemoryError), oom_advice() if advised else contextlib.nullcontext():
+        trainer.train()
+    return trainer, callback
+
+
 def test_a_notebook(make_trainer: Any) -> None:
     """Where `sys.excepthook` is not called, and a cell is run again: new objects, the same folder."""
-    for attempt in range(2):
-        callback = MemoryReportCallback(**QUIET)
-        trainer = make_trainer([callback])
-        if attempt == 0:
-            fail_in("forward", trainer, ERRORS["out of memory"])
-            with pytest.raises(torch.OutOfMemoryError) as caught, oom_advice():
-                trainer.train()
-            assert caught.value.__notes__[0].startswith("memkit: out of memory in forward of step 2")
-            assert hook_count(trainer.model) == 0
-        else:
-            with oom_advice():
-                trainer.train()
+    undisturbed = make_trainer()
+    undisturbed.train()
+    trainer, failed = fails_caught(make_trainer, advised=True)
+    assert failed.advice is not None and hook_count(trainer.model) == 0
+    callback = MemoryReportCallback(**QUIET)
+    again = make_trainer([callback])
+    with oom_advice():
+        again.train()
+    assert losses_of(again) == losses_of(undisturbed)
     assert run_kinds(callback) == ["run", "step", "oom", "end", "run", "step", "step", "step", "end"]
+    assert not any("after_oom" in record for record in read_records(callback.path))
+    assert callback.advice is None and callback.callback_errors == 0
 
 
 def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None:
@@ -213,23 +210,11 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
     assert "2.34 GiB" in note and "per_device_train_batch_size = half" in note and "MemoryReportCallback()" in note
 
 
-def test_an_exit_is_not_a_failure(make_trainer: Any) -> None:
-    callback = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([callback])
-    fail_in("forward", trainer, lambda: SystemExit(3))
-    with pytest.raises(SystemExit), oom_advice():
-        trainer.train()
-    assert read_records(callback.path)[-1]["status"] == "interrupted"
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
                       "you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"), True),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB, max allowed: "
-                      "9.07 GB). Tried to allocate 1.00 GB on private pool."), True),
         (MemoryError(), True),
         (torch.OutOfMemoryError("words of a version to come"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)"), False),
@@ -248,29 +233,15 @@ def test_what_is_out_of_memory(error: BaseException, expected: bool) -> None:
         assert (found is not None and found[0] is error) is expected
 
 
-def test_an_exception_of_something_else_later(make_trainer: Any, shown: list[BaseException]) -> None:
-    """The script caught what training raised, and dies of another thing: that is not how training ended."""
-    callback = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([callback])
-    fail_in("forward", trainer, ERRORS["out of memory"])
-    with pytest.raises(torch.OutOfMemoryError):
-        trainer.train()
+def test_a_script_that_catches(make_trainer: Any, shown: list[BaseException]) -> None:
+    """Nobody is told, nor of another thing of which the script dies. When the training is gone, its file says that it
+    did not come to its end."""
+    hook = sys.excepthook
+    trainer, callback = fails_caught(make_trainer)
+    path, recorder = callback.path, weakref.ref(callback._training.recorder)
     later = ValueError("elsewhere")
     sys.excepthook(ValueError, later, None)
     assert shown == [later] and run_kinds(callback) == ["run", "step"]
-    callback.close()
-
-
-def test_a_script_that_catches(make_trainer: Any, tmp_path: Path) -> None:
-    """Nobody is told. When the training is gone, its file says that it did not come to its end."""
-    hook = sys.excepthook
-    callback = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([callback])
-    fail_in("forward", trainer, ERRORS["out of memory"])
-    with pytest.raises(torch.OutOfMemoryError):
-        trainer.train()
-    path, recorder = callback.path, weakref.ref(callback._training.recorder)
-    assert run_kinds(callback) == ["run", "step"]
     callback.close()
     assert sys.excepthook is hook
     del callback, trainer
@@ -294,27 +265,21 @@ def end_of(trainer: Any, callback: MemoryReportCallback) -> dict[str, Any]:
     return read_records(path)[-1]
 
 
-def test_ctrl_c_that_the_script_catches(make_trainer: Any) -> None:
+@pytest.mark.parametrize(("during", "status"), [(True, "interrupted"), (False, "failed")])
+def test_ctrl_c_that_the_script_catches(make_trainer: Any, during: bool, status: str) -> None:
+    """While it trains, or after a training that raised."""
     before = signal.getsignal(signal.SIGINT)
     callback = MemoryReportCallback(**QUIET)
     trainer = make_trainer([callback])
-    trainer.model.transformer.h[1].mlp.forward = press_ctrl_c
-    with pytest.raises(KeyboardInterrupt):
+    trainer.model.transformer.h[1].mlp.forward = press_ctrl_c if during else lambda x: 1 / 0
+    with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
         trainer.train()
+    if not during:
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
     end = end_of(trainer, callback)
-    assert (end["kind"], end["status"], end["error_type"]) == ("end", "interrupted", "KeyboardInterrupt")
+    assert (end["kind"], end["status"], "error_type" in end) == ("end", status, during)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_ctrl_c_after_the_training_that_raised(make_trainer: Any) -> None:
-    callback = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([callback])
-    fail_in("forward", trainer, ERRORS["another error"])
-    with pytest.raises(ValueError, match="no such thing"):
-        trainer.train()
-    with pytest.raises(KeyboardInterrupt):
-        press_ctrl_c()
-    assert end_of(trainer, callback)["status"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -340,22 +305,6 @@ def test_ctrl_c_that_becomes_another_error(make_trainer: Any, handler: Any, stat
         signal.signal(signal.SIGINT, before)
     end = read_records(callback.path)[-1]
     assert (end["status"], end["error_type"]) == (status, "RuntimeError")
-
-
-@pytest.mark.slow
-def test_a_training_that_takes_over_the_file_ends_the_one_before(make_trainer: Any) -> None:
-    first = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([first])
-    fail_in("forward", trainer, ERRORS["another error"])
-    with pytest.raises(ValueError, match="no such thing"):
-        trainer.train()
-    second = MemoryReportCallback(**QUIET)
-    make_trainer([second]).train()
-    expected = ["run", "step", "end", "run", "step", "step", "step", "end"]
-    assert run_kinds(second) == expected
-    del first, trainer
-    gc.collect()
-    assert run_kinds(second) == expected
 
 
 @pytest.mark.slow
@@ -393,22 +342,6 @@ def test_begins_again_after_an_oom_that_was_caught(batch_size_finder: bool, make
     assert records[-1]["status"] == "finished" and hook_count(trainer.model) == 0
 
 
-@pytest.mark.slow
-def test_begins_again_after_another_error(make_trainer: Any) -> None:
-    callback = MemoryReportCallback(**QUIET)
-    trainer = make_trainer([callback], auto_find_batch_size=True)
-    mlp = trainer.model.transformer.h[1].mlp
-    forward = mlp.forward
-    fail_in("forward", trainer, ERRORS["another error"])
-    with pytest.raises(ValueError, match="no such thing"):
-        trainer.train()
-    trainer.callback_handler.pop_callback(trainer.callback_handler.callbacks[-1])
-    mlp.forward = forward
-    trainer.train()
-    assert run_kinds(callback) == ["run", "step", "end", "run", "step", "step", "step", "end"]
-    assert not any("after_oom" in record for record in read_records(callback.path))
-
-
 def test_others_in_the_chain_of_hooks_keep_their_place(make_trainer: Any, shown: list[BaseException]) -> None:
     heard: list[BaseException] = []
     bottom = sys.excepthook
@@ -439,102 +372,49 @@ def test_others_in_the_chain_of_hooks_keep_their_place(make_trainer: Any, shown:
     sys.excepthook = bottom
 
 
-def test_two_trainers_in_turn(make_trainer: Any, shown: list[BaseException], tmp_path: Path) -> None:
-    hook = sys.excepthook
-    inner = make_trainer([MemoryReportCallback(tmp_path / "inner", **QUIET)])
-
-    class TrainsAnother(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
-                inner.train()
-
-    outer_callback = MemoryReportCallback(tmp_path / "outer", **QUIET)
-    outer = make_trainer([outer_callback, TrainsAnother()])
-    fail_in("forward", outer, ERRORS["out of memory"])
-    die(outer)
-    assert sys.excepthook is hook
-    assert read_records(tmp_path / "inner" / "memory-rank0.jsonl")[-1]["status"] == "finished"
-    assert run_kinds(outer_callback) == ["run", "step", "oom", "end"]
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place",
+    some(
+        ["callback.exception.changes_for_run", "callback.exception.out_of_memory",
+         "callback.one_training.record_exception", "memory.recorder.RunRecorder.oom_fields",
+         "memory.peak_sampler.PeakSampler.at"],
+        "memory.peak_sampler.PeakSampler.at",
+    ),
+)  # fmt: skip
 def test_a_failure_in_the_advice_never_takes_the_place_of_the_error(
-    make_trainer: Any, shown: list[BaseException], monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any, shown: list[BaseException], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    import hf_memkit.measuring.callback.exception
-    import hf_memkit.measuring.callback.oom_note
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise ZeroDivisionError
-
-    for place in ("changes_for_run", "judge", "_phase", "_what_it_says", "out_of_memory", "record_exception"):
-        module = (
-            hf_memkit.measuring.callback.one_training
-            if place == "record_exception"
-            else hf_memkit.measuring.callback.exception
-        )
-        with monkeypatch.context() as patch:
-            patch.setattr(module, place, broken)
-            callback = MemoryReportCallback(**QUIET)
-            trainer = make_trainer([callback])
-            fail_in("forward", trainer, ERRORS["out of memory"])
-            error = die(trainer)
-        assert shown.pop() is error and type(error) is torch.OutOfMemoryError and str(error) == OOM
-        assert callback.callback_errors == 1 and hook_count(trainer.model) == 0
-        if place != "record_exception":
-            assert read_records(callback.path)[-1]["error_type"] == "OutOfMemoryError"
-
-
-def test_the_exception_keeps_no_training_alive(make_trainer: Any, shown: list[BaseException]) -> None:
     callback = MemoryReportCallback(**QUIET)
     trainer = make_trainer([callback])
     fail_in("forward", trainer, ERRORS["out of memory"])
-    die(trainer)
-    shown.clear()
-    parts = [weakref.ref(part) for part in (trainer.model, *trainer.model.modules(), *trainer.model.parameters())]
-    assert not any(isinstance(hook, ModelHook) for m in trainer.model.modules() for hook in m._forward_hooks.values())
-    del trainer
-    gc.collect()
-    assert all(part() is None for part in parts), HookSet._owner  # the callback is still here; the model is not
-
-
-@pytest.mark.parametrize("advised", [True, False])
-def test_a_script_that_catches_can_free_its_model(make_trainer: Any, allocator: Any, advised: bool) -> None:
-    callback = MemoryReportCallback(**QUIET, readers=[allocator])
-    trainer = make_trainer([callback])
-    fail_in("forward", trainer, ERRORS["out of memory"])
-    parts = [weakref.ref(part) for part in (*trainer.model.modules(), *trainer.model.parameters())]
-    try:
-        with oom_advice() if advised else contextlib.nullcontext():
-            trainer.train()
-    except torch.OutOfMemoryError:
-        pass
-    del trainer
-    gc.collect()
-    assert parts and all(part() is None for part in parts)
-
-
-@pytest.mark.slow
-def test_hooks_of_trainings_that_were_caught_do_not_pile_up(make_trainer: Any, shown: Any) -> None:
-    before = sys.excepthook
-    for _ in range(3):
-        trainer = make_trainer([MemoryReportCallback(**QUIET)])
-        fail_in("forward", trainer, ERRORS["out of memory"])
-        with pytest.raises(torch.OutOfMemoryError):
-            trainer.train()
-        del trainer
-        gc.collect()
-    trainer = make_trainer([MemoryReportCallback(**QUIET)])
-    trainer.train()
-    assert sys.excepthook is before
-
-
-def test_a_loss_that_is_not_a_number(make_trainer: Any, losses: Any) -> None:
-    trainer = make_trainer(max_steps=3, logging_nan_inf_filter=False)
-    with torch.no_grad():
-        trainer.model.transformer.wte.weight[0, 0] = float("nan")
-    callback = attach(trainer, **QUIET)
-    trainer.train()
+    monkeypatch.setattr(f"hf_memkit.measuring.{place}", lambda *args, **kwargs: 1 / 0)
+    error = die(trainer)
+    assert shown == [error] and type(error) is torch.OutOfMemoryError and str(error) == OOM
+    assert callback.callback_errors == 1 and hook_count(trainer.model) == 0
     records = read_records(callback.path)
-    assert [r["kind"] for r in records if r["kind"] != "modules"] == ["run", "step", "step", "step", "end"]
-    assert records[-1]["status"] == "finished" and callback.callback_errors == 0
+    if "record_exception" not in place:
+        assert records[-1]["error_type"] == "OutOfMemoryError"
+    if place.endswith(".at"):  # what else is known of the moment
+        assert (records[-2]["phase"], records[-2]["step"], records[-2]["samples"]) == ("forward", 2, 2)
+
+
+@pytest.mark.parametrize("how", ["died", "advised", "caught"])
+def test_the_model_of_a_training_that_raised_can_be_freed(make_trainer: Any, shown: list[Any], how: str) -> None:
+    """And its hook on exceptions goes with it."""
+    hook = sys.excepthook
+    if how == "died":
+        callback = MemoryReportCallback(**QUIET)
+        trainer = make_trainer([callback])
+        fail_in("forward", trainer, ERRORS["out of memory"])
+        die(trainer)
+        shown.clear()
+    else:
+        trainer, callback = fails_caught(make_trainer, advised=how == "advised")
+    parts = [weakref.ref(part) for part in (*trainer.model.modules(), *trainer.model.parameters())]
+    del trainer
+    if how == "caught":
+        del callback  # else the callback is still here; the model is not
+    gc.collect()
+    assert parts and all(part() is None for part in parts), HookSet._owner
+    make_trainer([MemoryReportCallback(**QUIET)], max_steps=1).train()
+    assert sys.excepthook is hook

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +10,51 @@ import pytest
 
 from hf_memkit.measuring.memory.records import read_records, steps
 from tests.measuring.callback.dying_script import OOM
+from tests.run.conftest import Started
 
-ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("dying_script.py")
-
-
-def start(*command: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 
 def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     return [record for record in read_records(folder / f"memory-rank{rank}.jsonl") if record["kind"] != "modules"]
 
 
-def died_of_it(folder: Path, stdout: str, stderr: str) -> None:
-    """The traceback that Python prints, then the note; the records; the report."""
+@pytest.mark.slow
+def test_a_script_that_exits_catches_and_dies(tmp_path: Path) -> None:
+    """A child leaves by sys.exit; then an error is caught; then one is not."""
+    script = ["-m", "tests.measuring.callback.dying_script", str(tmp_path), "catches"]
+    code, stdout, stderr = Started(script, tmp_path, UNBUFFERED).ended()
+    assert code == 1, stderr
     shown = stderr[stderr.rindex(f"torch.OutOfMemoryError: {OOM}") :]
-    assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {folder}" in shown
+    assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {tmp_path / 'died'}" in shown
     assert stderr.count("memkit: out of memory") == 1
-    found = records(folder)
+    found = records(tmp_path / "died")
     assert [record["kind"] for record in found] == ["run", "step", "step", "oom", "end"]
     assert found[-1]["status"] == "failed" and found[-1]["error_type"] == "OutOfMemoryError"
     assert "GPT2LMHeadModel" in stdout and "Out of memory in forward of step 3" in stdout  # the summary
-    assert (folder / "memory-report.html").read_text().lower().startswith("<!doctype html>")
-
-
-@pytest.mark.slow
-def test_a_script_and_a_module(tmp_path: Path) -> None:
-    script = start(str(SCRIPT), str(tmp_path / "script"), "catches")
-    module = start("-m", "tests.measuring.callback.dying_script", str(tmp_path / "module"), "exits")
-
-    stdout, stderr = script.communicate(timeout=200)
-    assert script.returncode == 1, stderr
-    died_of_it(tmp_path / "script" / "died", stdout, stderr)
+    assert (tmp_path / "died" / "memory-report.html").read_text().lower().startswith("<!doctype html>")
     assert "caught without a note" in stdout  # nobody is told of an exception that the script catches
-    caught = records(tmp_path / "script" / "caught")
-    assert [record["kind"] for record in caught] == ["run", "step", "end"]
-    assert caught[-1]["status"] == "failed" and "caught" in caught[-1]["error"]
-
-    stdout, stderr = module.communicate(timeout=200)
-    assert module.returncode == 1, stderr
-    died_of_it(tmp_path / "module" / "died", stdout, stderr)
     assert "exit code of the other: 3" in stdout
-    exited = records(tmp_path / "module" / "exited")
-    assert [record["kind"] for record in exited] == ["run", "step", "end"] and "exit" in exited[-1]["error"]
+    for name, word in (("caught", "caught"), ("exited", "exit")):
+        found = records(tmp_path / name)
+        assert [record["kind"] for record in found] == ["run", "step", "end"]
+        assert found[-1]["status"] == "failed" and word in found[-1]["error"]
 
 
 @pytest.mark.slow
 def test_two_ranks_of_which_one_runs_out_of_memory(tmp_path: Path) -> None:
-    torchrun = start(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), str(tmp_path), "ranks"
-    )
-    stdout, stderr = torchrun.communicate(timeout=200)
-    assert torchrun.returncode == 1
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(SCRIPT),
+        str(tmp_path),
+        "ranks",
+    ]
+    code, stdout, stderr = Started(torchrun, tmp_path, UNBUFFERED).ended()
+    assert code == 1
     (note,) = re.findall(r"^.*memkit: out of memory.*$", stderr, re.MULTILINE)
     assert "in forward of step 20" in note
     first, second = records(tmp_path, 0), records(tmp_path, 1)

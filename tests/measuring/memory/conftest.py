@@ -1,1 +1,2 @@
-from tests.tiny_trainer import allocator, losses, make_trainer, new_model, on_cpu  # noqa: F401  fixtures
+from tests.measuring.recorded import bare, measured, recorded  # noqa: F401  fixtures
+from tests.tiny_trainer import allocator, make_trainer  # noqa: F401  fixtures

@@ -22,76 +22,40 @@ from hf_memkit.measuring.memory.readers.nvml import NvmlReader
 MIB = 2**20
 
 
-class FakeDeviceModule:
-    """`torch.cuda` as far as a reader uses it: counters in the shape of torch 2.13's `_cuda_memoryStats`, and rules
-    of its allocator, with blocks of 512 bytes and segments of 2 and 20 MiB that stay when their blocks are freed."""
-
-    def __init__(self) -> None:
-        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self.calls: list[str] = []
-
-    def allocate(self, size: int) -> None:
-        size = -(-size // 512) * 512
-        self.allocated += size
-        segment = 2 * MIB if size <= MIB else 20 * MIB
-        while self.reserved < self.allocated:
-            self.reserved += segment
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def free(self, size: int) -> None:
-        self.allocated -= -(-size // 512) * 512
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def memory_stats_as_nested_dict(self, device: Any) -> dict[str, Any]:
-        self.calls.append("stats")
-        if not self.reserved:
-            return {}
-
-        def pools(current: int, peak: int) -> dict[str, dict[str, int]]:
-            return {"all": {"current": current, "peak": peak, "allocated": 0, "freed": 0}}
-
-        return {
-            "allocated_bytes": pools(self.allocated, self.peak_allocated),
-            "reserved_bytes": pools(self.reserved, self.peak_reserved),
-            "num_alloc_retries": 3,
-            "num_ooms": 1,
-        }
-
-    def reset_peak_memory_stats(self, device: Any) -> None:
-        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
-
-    def get_device_properties(self, device: Any) -> Any:
-        return SimpleNamespace(total_memory=16 * GIB)
+def stats(allocated: int, reserved: int, peak_allocated: int, peak_reserved: int) -> dict[str, Any]:
+    """In the shape of torch 2.13's `_cuda_memoryStats`."""
+    return {
+        f"{name}_bytes": {"all": {"current": current, "peak": peak, "allocated": 0, "freed": 0}}
+        for name, current, peak in (("allocated", allocated, peak_allocated), ("reserved", reserved, peak_reserved))
+    }
 
 
 def test_a_caching_allocator() -> None:
-    module = FakeDeviceModule()
+    answers: list[dict[str, Any]] = [{}, {}]
+    module: Any = SimpleNamespace(
+        is_initialized=lambda: True,
+        memory_stats_as_nested_dict=lambda device: answers.pop(0),
+        get_device_properties=lambda device: SimpleNamespace(total_memory=16 * GIB),
+        reset_peak_memory_stats=lambda device: answers.append(stats(512, 22 * MIB, 512, 22 * MIB)),
+    )
     reader = CachingAllocatorReader(module, torch.device("cuda", 0))
     assert reader.read() == {} and reader.peak() == {}  # nothing has used the device
-    module.allocate(100)
-    module.allocate(5 * MIB)
-    module.free(5 * MIB)
+    used = stats(512, 22 * MIB, 5 * MIB + 512, 22 * MIB)
+    answers.extend([{**used, "num_alloc_retries": 3, "num_ooms": 1}, used, used])
     assert reader.read() == {
         "allocated_gib": 512 / GIB, "reserved_gib": 22 * MIB / GIB, "fragmentation_gib": (22 * MIB - 512) / GIB,
         "alloc_retries": 3, "allocator_ooms": 1,
     }  # fmt: skip
     assert reader.peak() == {"peak_allocated_gib": (5 * MIB + 512) / GIB, "peak_reserved_gib": 22 * MIB / GIB}
-    module.calls.clear()
-    assert reader.mark() == (512, 5 * MIB + 512, 22 * MIB) and module.calls == ["stats"]  # one question for all
+    assert reader.mark() == (512, 5 * MIB + 512, 22 * MIB) and not answers  # one question for all
     reader.reset_peak()
     assert ReaderGroup([reader]).mark() == (512, 512, 22 * MIB)
     assert reader.capacity() == {"capacity_gib": 16.0}
 
 
 def test_xpu_counts_no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = FakeDeviceModule()
-    module.allocate(MIB)
-    stats = module.memory_stats_as_nested_dict(None)
-    del stats["num_alloc_retries"], stats["num_ooms"]  # torch 2.13: torch/xpu/memory.py lists neither
-    monkeypatch.setattr(torch.xpu, "memory_stats_as_nested_dict", lambda device: stats)
+    told = stats(MIB, 2 * MIB, MIB, 2 * MIB)  # torch 2.13: torch/xpu/memory.py lists no retries
+    monkeypatch.setattr(torch.xpu, "memory_stats_as_nested_dict", lambda device: told)
     reader = CachingAllocatorReader(torch.xpu, torch.device("xpu", 0))
     assert set(reader.read()) == {"allocated_gib", "reserved_gib", "fragmentation_gib"}
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
-from hf_memkit import MemoryReportCallback, attach
-from hf_memkit.measuring.memory.recorder import RunRecorder
+from hf_memkit import attach
 from tests.measuring.memory.live_storages import GIB, LiveStorages
+from tests.measuring.recorded import QUIET
 
 TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
@@ -27,17 +26,12 @@ class RunsOut:
             raise torch.OutOfMemoryError(TEXT)
 
 
-def recorder_of(callback: MemoryReportCallback) -> RunRecorder:
-    assert callback._training is not None
-    return callback._training.recorder
-
-
 def fields_of(make_trainer: Any, place: str, step: int, **settings: Any) -> tuple[dict[str, Any], int, Any]:
     with LiveStorages() as live:
         trainer = make_trainer(gradient_accumulation_steps=2, **settings)
         for tensor in (*trainer.model.parameters(), *trainer.model.buffers()):
             live.track(tensor)
-        callback = attach(trainer, readers=[live], summary=False, html=False)
+        callback = attach(trainer, readers=[live], **QUIET)
         trainer.create_optimizer()
         fails = RunsOut(step if place == "optimizer" else 2 * step)  # in the second micro-batch
         model = trainer.model
@@ -50,14 +44,16 @@ def fields_of(make_trainer: Any, place: str, step: int, **settings: Any) -> tupl
         try:
             trainer.train()
         except torch.OutOfMemoryError:
-            fields = recorder_of(callback).oom_fields()
+            assert callback._training is not None
+            fields = callback._training.recorder.oom_fields()
             callback.close()
             return fields, live.allocated, trainer
     raise AssertionError("nothing was raised")
 
 
-@pytest.mark.parametrize("step", [1, 5])  # watched closely, and not
-@pytest.mark.parametrize("place", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize(
+    ("place", "step"), [("forward", 1), ("forward", 5), ("backward", 5), ("optimizer", 1)]
+)  # the first steps are watched closely
 def test_categories_of_the_moment(make_trainer: Any, place: str, step: int) -> None:
     fields, allocated, trainer = fields_of(make_trainer, place, step, max_steps=6)
     assert fields["phase"] == place and fields["step"] == step and fields["micro_batch"] == 2
@@ -74,34 +70,3 @@ def test_categories_of_the_moment(make_trainer: Any, place: str, step: int) -> N
     assert (activations > 0) == (place != "optimizer")
     assert found["loss"] == 0
     assert fields["held"]["device"]["weights_gib"] == pytest.approx(weights / GIB)
-
-
-def test_during_an_evaluation(make_trainer: Any) -> None:
-    callback = MemoryReportCallback(summary=False, html=False)
-    trainer = make_trainer([callback], eval_strategy="steps", eval_steps=1)
-    trainer.model.lm_head.register_forward_pre_hook(
-        lambda module, args: None if module.training else RunsOut(1)(), prepend=True
-    )
-    with pytest.raises(torch.OutOfMemoryError):
-        trainer.train()
-    fields = recorder_of(callback).oom_fields()
-    assert fields["phase"] == "evaluate" and fields["step"] == 1 and "micro_batch" not in fields
-    callback.close()
-
-
-def test_it_never_raises(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("injected")
-
-    class Stop(TrainerCallback):  # type: ignore[misc]
-        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            raise torch.OutOfMemoryError(TEXT)
-
-    callback = MemoryReportCallback(summary=False, html=False)
-    with pytest.raises(torch.OutOfMemoryError):
-        make_trainer([callback, Stop()]).train()
-    monkeypatch.setattr("hf_memkit.measuring.memory.peak_sampler.PeakSampler.at", broken)
-    monkeypatch.setattr(RunRecorder, "_memory", broken)
-    fields = recorder_of(callback).oom_fields()
-    assert fields["phase"] == "optimizer" and fields["step"] == 1 and callback.callback_errors == 2
-    callback.close()

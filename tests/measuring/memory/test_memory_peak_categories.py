@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from hf_memkit import attach
-from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.memory.timeline import Moment, Segment, categories_of
 from tests.measuring.memory.live_storages import GIB, LiveStorages
+from tests.tiny_trainer import trainer_in
 
 pytestmark = pytest.mark.compat
 
@@ -77,16 +77,9 @@ def train(tmp_path: Any) -> Train:
         )  # fmt: skip
         model = wrap(GPT2LMHeadModel(config))
         rows = [torch.randint(0, vocabulary, (length,)) for _ in range(64)]
-        arguments = {
-            "output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3,
-            "per_device_train_batch_size": BATCH, "logging_steps": 1, "save_strategy": "no", **settings,
-        }  # fmt: skip
         with LiveStorages() as live:
-            trainer = Trainer(
-                model=model,
-                args=TrainingArguments(**to_installed_arguments(arguments)),
-                train_dataset=[{"input_ids": row, "labels": row.clone()} for row in rows],
-            )
+            trainer = trainer_in(tmp_path, model=model, **{"per_device_train_batch_size": BATCH, **settings})
+            trainer.train_dataset = [{"input_ids": row, "labels": row.clone()} for row in rows]
             for tensor in (*model.parameters(), *model.buffers()):
                 live.track(tensor)
             callback = attach(trainer, readers=[live], summary=False, html=False)
@@ -169,11 +162,10 @@ def test_lora(train: Train) -> None:
         assert found["optimizer"] == pytest.approx(2 * adapters, rel=0.05)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_peak_in_the_optimizer(train: Train, dtype: torch.dtype) -> None:
+def test_peak_in_the_optimizer(train: Train) -> None:
     """Temporaries of a step that updates all tensors at once are `other`; nothing of forward is left."""
     result = train(
-        4096, length=4, wrap=lambda model: model.to(dtype), per_device_train_batch_size=1, optim="adamw_torch",
+        4096, length=4, wrap=lambda model: model.bfloat16(), per_device_train_batch_size=1, optim="adamw_torch",
         optim_args="foreach=True",
     )  # fmt: skip
     check_sums(result)

@@ -5,44 +5,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from hf_memkit import MemoryReportCallback, attach
-from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.memory.windows import LogNumbers
+from tests.measuring.recorded import Recorded, note_boundaries, with_peaks
 
 
 @pytest.fixture
 def boundaries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The phases in the order in which they ended."""
-    ended: list[str] = []
-    original = RunRecorder._on_boundary
-
-    def note(self: RunRecorder, phase: Any) -> None:
-        ended.append(phase)
-        original(self, phase)
-
-    monkeypatch.setattr(RunRecorder, "_on_boundary", note)
-    return ended
+    return note_boundaries(monkeypatch)
 
 
 @pytest.mark.compat
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_order_with_accumulation(make_trainer: Any, boundaries: list[str], checkpointing: bool) -> None:
-    trainer = make_trainer(
-        [MemoryReportCallback()],
-        max_steps=2,
-        gradient_accumulation_steps=2,
-        activation_checkpointing=checkpointing,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-    )
-    trainer.train()
-    step = ["data", "forward", "backward", "data", "forward", "backward", "optimizer", "evaluate", "save"]
-    assert boundaries == ["load", *step, *step]
+def test_order_with_accumulation_and_an_evaluation_before(recorded: Recorded) -> None:
+    step = ["data", "forward", "backward", "data", "forward", "backward", "optimizer"]
+    assert recorded.boundaries[:19] == ["load", "evaluate", *step, *step, "evaluate", "save", *step[:1]]
 
 
 class OwnLoss(Trainer):
@@ -88,32 +67,18 @@ def test_where_deepspeed_steps_in_backward(
     assert boundaries == ["load", "data", "forward", "backward", "optimizer"]  # the hook on the optimizer inside
 
 
-def with_peaks(trainer: Trainer, allocator: Any) -> Trainer:
-    """Forward takes 2 GiB, backward 5 and the optimizer 1 on top of what is resident; evaluation takes 7."""
-    model = trainer.model
-    model.lm_head.register_forward_hook(lambda module, args, out: allocator.use(2 if module.training else 7))
-    model.transformer.wpe.weight.register_post_accumulate_grad_hook(lambda parameter: allocator.use(5))
-    trainer.create_optimizer()
-    trainer.optimizer.register_step_post_hook(lambda *_: allocator.use(1))
-    return trainer
-
-
-def test_each_phase_has_its_own_peak(make_trainer: Any, allocator: Any) -> None:
-    allocator.use(3)  # loading
-    trainer = with_peaks(make_trainer(gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=2), allocator)
-    callback = attach(trainer, readers=[allocator])
-    trainer.train()
-    records = read_records(callback.path)
-    assert records[0]["phases"] == {"load": {"peak_allocated_gib": 13, "peak_reserved_gib": 14}}
-    for step in steps(records):
+@pytest.mark.compat
+def test_each_phase_has_its_own_peak(measured: Recorded) -> None:
+    assert measured.of("run")[0]["phases"] == {"load": {"peak_allocated_gib": 13, "peak_reserved_gib": 14}}
+    for step in measured.of("step"):
         assert {phase: peak["peak_allocated_gib"] for phase, peak in step["phases"].items()} == {
             "data": 10, "forward": 12, "backward": 15, "optimizer": 11,
         }  # fmt: skip
         assert step["peak_allocated_gib"] == 15 and step["peak_reserved_gib"] == 16
         assert step["capacity_gib"] == 16 and step["allocated_gib"] == 10
-    evaluate = next(r for r in records if r["kind"] == "evaluate")
-    assert evaluate["phases"] == {"evaluate": {"peak_allocated_gib": 17, "peak_reserved_gib": 18}}
-    assert records[-1]["peak_allocated_gib"] == 17
+    for evaluate in measured.of("evaluate"):
+        assert evaluate["phases"] == {"evaluate": {"peak_allocated_gib": 17, "peak_reserved_gib": 18}}
+    assert measured.records[-1]["peak_allocated_gib"] == 17
 
 
 def test_without_phases_the_counter_is_left_alone(make_trainer: Any, allocator: Any) -> None:
@@ -167,14 +132,6 @@ def test_several_forwards_of_one_micro_batch(make_trainer: Any, boundaries: list
     assert step["micro_batches"] == 1 and step["samples"] == 4
 
 
-def test_evaluation_before_training(make_trainer: Any, boundaries: list[str]) -> None:
-    make_trainer(
-        [MemoryReportCallback()], max_steps=1, eval_strategy="steps", eval_steps=1, eval_on_start=True
-    ).train()
-    step = ["data", "forward", "backward", "optimizer"]
-    assert boundaries == ["load", "evaluate", *step, "evaluate"]
-
-
 def test_a_second_training_does_not_begin_with_the_peak_of_the_first(make_trainer: Any, allocator: Any) -> None:
     class Boom(Exception): ...
 
@@ -206,32 +163,6 @@ def test_a_parameter_that_a_model_returns_gets_no_hook(make_trainer: Any) -> Non
     trainer.model.forward = returns_its_scale
     trainer.train()
     assert not scale._backward_hooks
-
-
-@pytest.mark.parametrize("log", ["few", "all"])
-def test_numbers_of_a_dashboard(make_trainer: Any, allocator: Any, log: Any) -> None:
-    trainer = with_peaks(make_trainer(logging_steps=2, max_steps=4), allocator)
-    callback = attach(trainer, readers=[allocator], log=log)
-    seen: list[dict[str, float]] = []
-
-    class Ask(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            allocator.use(3 if state.global_step == 2 else 0)
-            if state.global_step in (2, 4):
-                assert callback._training is not None
-                seen.append(callback._training.recorder.log_numbers())
-
-    trainer.add_callback(Ask())
-    trainer.train()
-    few = {"peak_allocated_gib": 15, "peak_reserved_gib": 16, "peak_reserved_percent": 100, "headroom_gib": 0}
-    assert len(seen) == 2
-    for numbers in seen:
-        assert few.items() <= numbers.items()
-        if log == "few":
-            assert numbers == few
-        else:
-            assert numbers["forward_peak_allocated_gib"] == 12 and numbers["allocated_gib"] == 10
-            assert {"weights_gib", "other_gib"} <= numbers.keys()
 
 
 def test_headroom_is_what_others_leave() -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-import pytest
 
 from hf_memkit.measuring.memory.records import RecordWriter, read_records
 from tests.conftest import ROOT
@@ -40,11 +36,11 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_killed_at_fifty_random_moments(tmp_path: Path) -> None:
+def test_killed_at_fifteen_random_moments(tmp_path: Path) -> None:
     """Each child goes on in the file of the one before. A kill tears the last line at most: no other is lost."""
     path = tmp_path / "memory-rank0.jsonl"
     moments = random.Random(4)
-    for _ in range(50):
+    for _ in range(15):
         child = subprocess.Popen(
             [sys.executable, "-S", "-c", CHILD, str(path)],
             stdout=subprocess.PIPE,
@@ -61,7 +57,7 @@ def test_killed_at_fifty_random_moments(tmp_path: Path) -> None:
     assert len(records) + len(torn) + lines.count(b"") == len(lines)
     assert all(number + 1 == len(lines) or b'"kind":"run"' in lines[number + 1] for number in torn)
     starts = [number for number, record in enumerate(records) if record["kind"] == "run"]
-    assert len(starts) == 50
+    assert len(starts) == 15
     for start, end in zip(starts, [*starts[1:], len(records)], strict=True):
         assert [record["step"] for record in records[start + 1 : end]] == list(range(1, end - start))
 
@@ -80,39 +76,6 @@ def test_the_file_stays_open_and_is_closed_with_its_writer(tmp_path: Path) -> No
     assert [r["step"] for r in read_records(tmp_path / "r.jsonl")] == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_was_removed_is_made_anew(tmp_path: Path, what: str) -> None:
-    writer = RecordWriter(tmp_path / "run" / "r.jsonl")
-    writer.write("step", {"step": 1})
-    if what == "file":
-        writer.path.unlink()
-    else:
-        shutil.rmtree(writer.path.parent)
-    assert writer.write("step", {"step": 2}) and writer.lost == 0
-    assert [r["step"] for r in read_records(writer.path)] == [2]
-
-
-def test_a_full_disk_tears_one_line_and_the_next_ones_are_whole(tmp_path: Path) -> None:
-    """The limit on a file's size stands for a disk that fills up and is freed again."""
-    path = tmp_path / "r.jsonl"
-    code = f"""
-import resource, signal
-from hf_memkit.measuring.memory.records import RecordWriter
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-writer = RecordWriter({str(path)!r})
-assert writer.write("step", {{"step": 1}})
-full = writer.path.stat().st_size + 20
-resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
-assert not writer.write("step", {{"step": 2}}) and not writer.write("step", {{"step": 3}})
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert writer.write("step", {{"step": 4}}) and writer.lost == 2
-"""
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
-    assert [r["step"] for r in read_records(path)] == [1, 4]
-    assert len(path.read_bytes().split(b"\n")) == 4
-
-
 def test_a_forked_process_and_its_parent(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "r.jsonl")
     writer.write("step", {"step": 1})
@@ -124,47 +87,3 @@ def test_a_forked_process_and_its_parent(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert writer.write("step", {"step": 3})
     assert [r["step"] for r in read_records(writer.path)] == [1, 2, 3]
-
-
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.mkdir()
-    writer = RecordWriter(path)
-    assert not writer.write("step", {}) and not writer.write("step", {}) and writer.lost == 2
-    path.rmdir()
-    assert writer.write("step", {"step": 3}) and writer.lost == 2
-
-
-TRAINING = """
-import sys
-from pathlib import Path
-from transformers import Trainer, TrainingArguments
-from hf_memkit import MemoryReportCallback
-from tests.tiny_trainer import samples, tiny_gpt2
-Trainer(
-    model=tiny_gpt2(),
-    args=TrainingArguments(
-        output_dir=sys.argv[1], use_cpu=True, report_to="none", disable_tqdm=True, max_steps=1_000_000,
-        per_device_train_batch_size=2, save_strategy="no", logging_strategy="no",
-    ),
-    train_dataset=samples(),
-    callbacks=[MemoryReportCallback()],
-).train()
-"""
-
-
-@pytest.mark.slow
-def test_a_training_that_was_killed(tmp_path: Path) -> None:
-    path = tmp_path / "memory-rank0.jsonl"
-    with (tmp_path / "log").open("w") as log:
-        command = [sys.executable, "-c", TRAINING, str(tmp_path)]
-        child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 30):
-            time.sleep(0.05)
-        child.kill()
-        assert child.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()[-2000:]
-    records = read_records(path)
-    assert len(path.read_bytes().split(b"\n")) - len(records) == 1  # the end of the last line, or a torn one
-    assert [record["kind"] for record in records[:3]] == ["run", "modules", "step"]
-    assert [record["step"] for record in records[2:]] == list(range(1, len(records) - 1))

@@ -17,30 +17,8 @@ from hf_memkit.measuring.memory.facts import arguments_that_matter, swap_folders
 from hf_memkit.measuring.memory.holdings import Inventory, walk
 from hf_memkit.measuring.memory.modules import module_rows
 from hf_memkit.measuring.memory.records import read_records, steps
-
-
-def test_the_run_record(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    callback = MemoryReportCallback(summary=False, html=False)
-    trainer = make_trainer([callback], optim_args="foreach=False")
-    trainer.train()
-    run, modules = read_records(callback.path)[:2]
-    assert (run["rank"], run["world_size"], run["host"]["pid"]) == (0, 1, os.getpid())
-    assert run["host"]["process_started"] < run["time"] and run["host"]["hostname"]
-    assert run["model_type"] == "gpt2" and run["vocabulary"] == 64 and run["attention"] == "sdpa"
-    assert run["weights_dtypes"] == {"float32": run["parameters"]}
-    arguments = run["arguments"]
-    assert arguments["per_device_eval_batch_size"] == 8 and arguments["max_grad_norm"] == 1.0
-    assert arguments["optim_args"] == "foreach=False" and arguments["dataloader_num_workers"] == 0
-    assert arguments["auto_find_batch_size"] is False and isinstance(arguments["train_sampling_strategy"], str)
-    assert sum(row["parameters"] * row.get("repeats", 1) for row in modules["rows"]) == run["parameters"]
-    first = steps(read_records(callback.path))[0]
-    weights = sum(p.numel() * 4 for p in trainer.model.parameters())
-    host = first["held"]["host"]  # on a CPU, all of it
-    assert {name: round(gib * 2**30) for name, gib in host.items()} == {
-        "weights_gib": weights, "gradients_gib": weights, "optimizer_gib": 2 * weights + 28 * 4,
-    }  # fmt: skip
+from tests.measuring.recorded import QUIET
+from tests.tiny_trainer import tiny_gpt2
 
 
 def test_arguments_of_deepspeed() -> None:
@@ -59,8 +37,8 @@ def test_arguments_of_deepspeed() -> None:
     assert swap_folders(args) == () and "deepspeed_offload_param" not in arguments_that_matter(args)
 
 
-def test_rows_of_equal_layers(new_model: Any) -> None:
-    model = new_model()
+def test_rows_of_equal_layers() -> None:
+    model = tiny_gpt2()
     rows = module_rows(model)
     names = [row["name"] for row in rows]
     assert names[:3] == ["transformer.wte", "transformer.wpe", "transformer.h.0…1.ln_1"]
@@ -137,7 +115,7 @@ def test_parameters_that_zero_3_has_gathered() -> None:
 
 
 def test_the_largest_batch_so_far_is_watched(make_trainer: Any, allocator: Any) -> None:
-    callback = MemoryReportCallback(summary=False, html=False, readers=[allocator])
+    callback = MemoryReportCallback(**QUIET, readers=[allocator])
     trainer = make_trainer(
         [callback], max_steps=8, per_device_train_batch_size=1, train_sampling_strategy="sequential"
     )
@@ -156,7 +134,7 @@ def test_a_model_without_an_output_embedding(make_trainer: Any, allocator: Any) 
     )
     model = BertForSequenceClassification(config)
     model.classifier.register_forward_hook(lambda *_: allocator.use(5))
-    callback = MemoryReportCallback(summary=False, html=False, readers=[allocator])
+    callback = MemoryReportCallback(**QUIET, readers=[allocator])
     trainer = make_trainer([callback], model=model)
     trainer.train_dataset = [{"input_ids": torch.ones(8, dtype=torch.long), "labels": torch.tensor(1)}] * 8
     trainer.train()

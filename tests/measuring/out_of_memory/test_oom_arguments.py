@@ -158,14 +158,10 @@ def test_what_is_no_command(line: str) -> None:
     ("command", "file", "known"),
     [
         ("torchrun --nproc_per_node 2 -m training.trainer", "/w/training/trainer.py", True),
-        ("python -m training.trainer", "/w/training/trainer.py", True),
         ("python -m training.trainer", "training/trainer.py", True),
         ("python -m training", "/w/training/__main__.py", True),
-        ("accelerate launch --num_processes 2 -m training.trainer", "/w/training/trainer.py", True),
         ("deepspeed --module training.trainer", "C:\\w\\training\\trainer.py", True),
-        ("uv run -m training.trainer", "/w/training/trainer.py", True),
         ("python -m training.trainer", "/w/other/trainer.py", False),
-        ("python -m pip", "/w/training/trainer.py", False),
     ],
 )  # fmt: skip
 def test_the_arguments_of_a_module_that_a_frame_names(command: str, file: str, known: bool) -> None:

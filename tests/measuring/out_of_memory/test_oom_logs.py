@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,39 +46,6 @@ def test_lines_ranks_and_repetitions() -> None:
         (15, None, 1, "sigkill"),
     ]
     assert [one.message.device for one in found] == [0, 3, None]
-
-
-TRACEBACKS = {
-    "evaluate": ("trainer.train()", "self._maybe_log_save_evaluate(", "output = eval_loop(", "in evaluation_loop"),
-    "save": ("trainer.train()", "in _save_checkpoint", "in save_pretrained"),
-    "optimizer": (
-        "trainer.train()",
-        "in training_step",
-        "self.optimizer.step()",
-        'File "/x/torch/optim/adam.py", line 174',
-    ),
-    "backward": ("trainer.train()", "in training_step", "self.accelerator.backward(loss)", "in _engine_run_backward"),
-    "forward": ("trainer.train()", "in training_step", "loss = self.compute_loss(model, inputs)", "in forward"),
-    "load": ("AutoModelForCausalLM.from_pretrained(name)", "in to"),
-    None: ("x = torch.zeros(2**40, device='cuda')",),
-}
-ADVICE = {"evaluate": "arguments.per_device_eval_batch_size", "save": "arguments.save_only_model",
-          "optimizer": "arguments.optim", "load": "model.dtype"}  # fmt: skip
-
-
-@pytest.mark.parametrize("phase", TRACEBACKS)
-def test_the_traceback_tells_the_phase_and_the_advice_is_for_it(phase: str | None) -> None:
-    earlier = (
-        "Traceback (most recent call last):\n  in evaluation_loop\nKeyError: 'x'\n" if phase != "evaluate" else ""
-    )
-    log = earlier + "\n".join(
-        ["Traceback (most recent call last):", *(f"    {line}" for line in TRACEBACKS[phase]), SIZE]
-    )
-    ranked = "\n".join(f"[rank2]: {line}\n[rank5]: in evaluation_loop" for line in log.splitlines())
-    for text, rank in ((log, None), (ranked, 2)):
-        explanation = explain_oom(text)
-        assert explanation.found is not None and (explanation.found.phase, explanation.found.rank) == (phase, rank)
-        assert explanation.changes[0].key == ADVICE.get(phase or "", "arguments.per_device_train_batch_size")
 
 
 def test_the_cause_is_explained_and_not_its_consequences() -> None:
@@ -130,28 +97,10 @@ def test_a_message_is_found_once_wherever_it_lies_in_a_line_without_end() -> Non
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "a",
-        " ",
-        "1",
-        "[rank",
-        "\x1b[",
-        "│ ",
-        "Killed ",
-        "CUDA out of memory. ",
-        "(pid=1",
-        "[[[[",
-        "Process 1 has ",
-        ",000",
-        "CUDA error ",
-        "exit code ",
-        "[a] ",
-        "a: ",
-        "> ",
-        '"a',
-    ],
-)
-def test_a_line_of_a_million_characters_takes_linear_time(line: str) -> None:
+    ["a", " ", "1", "[rank", "\x1b[", "│ ", "Killed ", "CUDA out of memory. ", "(pid=1", "[[[[", "Process 1 has ",
+     ",000", "CUDA error ", "exit code ", "[a] ", "a: ", "> ", '"a'],
+)  # fmt: skip
+def test_a_line_without_end_takes_linear_time(line: str) -> None:
     def seconds(length: int) -> float:
         text = (line * (length // len(line) + 1))[:length]
         started = time.process_time()
@@ -160,36 +109,23 @@ def test_a_line_of_a_million_characters_takes_linear_time(line: str) -> None:
 
     seconds(1_000)
     # Ten times the text takes about ten times as long; what grows with the square would take a hundred.
-    assert seconds(1_000_000) < 30 * max(seconds(100_000), 0.005)
+    assert seconds(200_000) < 30 * max(seconds(20_000), 0.002)
 
 
-class Endless(io.TextIOBase):
-    """A log that is never in memory as a whole."""
-
-    def __init__(self, size: int) -> None:
-        self._pieces = self._make(size)
-
-    @staticmethod
-    def _make(size: int) -> Iterator[str]:
-        made = number = 0
-        while made < size:
-            number += 1
-            line = (
-                f"{{'loss': 2.{number:07d}, 'grad_norm': 1.0, 'memory/peak_allocated_gib': 12.3, 'epoch': 0.1}}\n" * 40
-            )
-            if number % 500 == 0:
-                line = "progress " * (MAX_LINE // 9 + 9)
-            yield from line.splitlines(keepends=True) if line.endswith("\n") else (line[:MAX_LINE], line[MAX_LINE:])
-            made += len(line)
-        yield f"RuntimeError: CUDA out of memory. {THE_TEXT}\n"
-
-    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        return next(self._pieces, "")
+def endless(size: int) -> Iterator[str]:
+    """The lines of a log that is never in memory as a whole."""
+    entry = {"loss": 2.5, "grad_norm": 1.0, "memory/peak_allocated_gib": 12.3}
+    for number in range(size // 90):
+        yield f"{ {'step': number, **entry} }\n"
+        if number % 20_000 == 9:
+            yield from ("progress " * (MAX_LINE // 9), "progress " * 9 + "\n")
+    yield f"RuntimeError: CUDA out of memory. {THE_TEXT}\n"
 
 
 def test_a_long_log_is_read_in_bounded_memory() -> None:
+    pieces = endless(3_000_000)
     tracemalloc.start()
-    found = find_messages(Endless(5_000_000))  # type: ignore[arg-type]
+    found = find_messages(SimpleNamespace(readline=lambda size=-1: next(pieces, "")))  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [one.message.device for one in found] == [0]

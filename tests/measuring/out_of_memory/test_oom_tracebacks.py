@@ -71,7 +71,12 @@ def explained(folder: Path, where: tuple[str, str, str], nth: int = 1, **more: A
 
 
 ATTENTION = ("modeling_llama.py", "eager_attention_forward", "torch.matmul(query")
-PLACES: dict[str, tuple[tuple[str, str, str], dict[str, Any], tuple[str, str | None], set[str], str]] = {
+SAVES = {"eval_strategy": "no", "save_strategy": "steps", "save_steps": 1}
+PLACES: dict[str, tuple[tuple[str, str, str], dict[str, Any], tuple[str | None, str | None], set[str], str]] = {
+    "mlp": (("modeling_llama.py", "forward", "self.down_proj("), {}, (None, None), set(),
+            "per_device_train_batch_size"),
+    "saving": (("safetensors/torch.py", "save_file", "serialize_file("), SAVES, (None, None), set(),
+               "save_only_model"),
     "logits": (("loss_utils.py", "ForCausalLMLoss", "logits.float()"), {}, ("logits", None), set(),
                "use_liger_kernel"),
     "lm_head": (("modeling_llama.py", "forward", "self.lm_head("), {}, ("logits", None), set(), "use_liger_kernel"),
@@ -99,6 +104,10 @@ PLACES: dict[str, tuple[tuple[str, str, str], dict[str, Any], tuple[str, str | N
 }  # fmt: skip
 
 
+PHASES = {"scores, again": "backward", "recomputed": "backward", "saving": "save", "gathering": "evaluate",
+          **dict.fromkeys(("torch", "bitsandbytes", "torchao"), "optimizer")}  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PLACES)
 def test_an_allocation_that_fails_in_the_real_library_leads_to_the_technique(name: str, tmp_path: Path) -> None:
@@ -107,7 +116,8 @@ def test_an_allocation_that_fails_in_the_real_library_leads_to_the_technique(nam
     assert explanation.found is not None
     traced = explanation.found.trace
     assert ((traced.place, traced.library), traced.in_use) == (place, in_use), traced
-    assert traced.frame is not None and not traced.frame.startswith("/")
+    assert traced.frame is None if place == (None, None) else str(traced.frame)[0] != "/"
+    assert explanation.found.phase == PHASES.get(name, "forward")
     assert explanation.changes[0].key.endswith(f".{first}")
     values = {change.key: change.value for change in explanation.changes}
     if name == "sdpa":
@@ -285,16 +295,6 @@ def test_what_frames_show_is_not_proposed_and_what_they_do_not_show_is() -> None
 ARGUMENTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "optim": "adamw_torch"}
 
 
-def test_the_advice_goes_from_the_arguments() -> None:
-    first, second, third = explain_oom(PLAIN + SIZE, ARGUMENTS).changes
-    assert (first.current, first.value) == (8, 4) and "gradient_accumulation_steps 4 → 8" in first.reason
-    assert "per_device_train_batch_size: 8 → 4" in explain_oom(PLAIN + SIZE, ARGUMENTS).text()
-    assert second.key == "arguments.activation_checkpointing" and (third.current, third.value) == (
-        "adamw_torch",
-        "adamw_bnb_8bit",
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "key", "expected"),
     [
@@ -354,45 +354,25 @@ def test_a_job_is_never_told_to_end_itself() -> None:
 def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log, arguments = tmp_path / "train.log", tmp_path / "args.yaml"
     log.write_text(PLAIN + SIZE)
-    arguments.write_text(
-        "per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\ngradient_checkpointing: true\n"
-    )
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    arguments.write_text("per_device_train_batch_size: 8\ndeepspeed: ds.json\n")
     assert main(["explain", str(log), "--args", str(arguments), "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["changes"][0]["current"] == 8 and told["changes"][0]["value"] == 4
     assert (told["found"]["phase"], told["found"]["place"], told["found"]["in_use"]) == ("forward", None, [])
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
-    arguments.write_text("deepspeed: ds.json\n")
-    assert main(["explain", str(log), "--args", str(arguments), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
     assert not any("offload" in str(change["value"]) for change in told["changes"]), "in use, by the file named"
     for text, part in (
         ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: expected int"),
-        ("use_liger_kernel: maybe\n", "use_liger_kernel"),
         ("a: 1\na: 2\n", "appears twice"),
-    ):
-        arguments.write_text(text)
-        assert main(["explain", str(log), "--args", str(arguments)]) == 0, "the log is explained all the same"
-        assert part in capsys.readouterr().err
-    for text, part in (
         ("evaluation_strategy: steps\nper_device_train_batch_size: 8\n", "eval_strategy"),
         ("base_model: x\nmicro_batch_size: 2\nbf16: auto\n", "axolotl"),
     ):
         arguments.write_text(text)
-        assert main(["explain", str(log), "--args", str(arguments)]) == 0
+        assert main(["explain", str(log), "--args", str(arguments)]) == 0, "the log is explained all the same"
         assert part in capsys.readouterr().err
     assert main(["explain", str(log), "--args", str(tmp_path / "no.yaml")]) == 2
-    arguments.write_text("bf16: true\n")
     assert main(["explain", str(tmp_path), "--args", str(arguments)]) == 2
     assert "--args" in capsys.readouterr().err
-
-
-def test_an_empty_file_is_called_empty(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text("")
-    assert main(["explain", str(log)]) == 1
-    out = capsys.readouterr().out
-    assert "is empty" in out and "2>&1" in out
 
 
 RICH = (
@@ -400,6 +380,7 @@ RICH = (
     "│ /e/lib/python3.10/site-packages/transformers/trainer.py:3318 in              │",
     "│ training_step                                                                │",
     "│ ❱ 3318 │   loss = self.compute_loss(model, inputs)                           │",
+    "│   3319 │   attn_weights = torch.matmul(query, key)                           │",
     "│                                                                              │",
     "│ /e/lib/python3.10/site-packages/transformers/models/llama/modeling_lla       │",
     "│ ma.py:1372 in forward                                                        │",
@@ -453,16 +434,3 @@ def test_a_frame_without_its_source_ends_with_the_function() -> None:
     frame = '  File "/e/site-packages/torch/utils/checkpoint.py", line 3, in backward\n'
     (found,) = find_messages(f"Traceback (most recent call last):\n{frame}{SIZE}")
     assert (found.trace.place, found.trace.frame) == ("recomputation", "torch/utils/checkpoint.py, backward")
-
-
-def test_a_merge_of_unsloth_is_a_merge() -> None:
-    log = (
-        "Traceback (most recent call last):\n"
-        '  File "/e/site-packages/unsloth/save.py", line 2364, in unsloth_generic_save_pretrained_merged\n'
-        "    unsloth_generic_save(**arguments)\n"
-        '  File "/e/site-packages/unsloth/save.py", line 195, in _merge_lora\n    W = fast_dequantize(W, state)\n'
-        "RuntimeError: CUDA error: out of memory"
-    )
-    explanation = explain_oom(log)
-    assert explanation.found is not None and explanation.found.trace.place == "merged adapters"
-    assert [change.key for change in explanation.changes] == ["model.merge_and_unload"]

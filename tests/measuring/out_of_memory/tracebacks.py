@@ -51,6 +51,11 @@ OLDER: Final[dict[str, tuple[str, str, str | None]]] = {
         'self._unload_and_optionally_merge(\n  File "/x/site-packages/peft/tuners/lora/layer.py", line 415, in merge\n'
         "    base_layer.weight.data = base_layer.weight.data + delta_weight\n", "merged adapters", "PEFT",
     ),
+    "merge of unsloth": (
+        _TOP + '  File "/x/site-packages/unsloth/save.py", line 2364, in unsloth_generic_save_pretrained_merged\n'
+        '    unsloth_generic_save(**arguments)\n  File "/x/site-packages/unsloth/save.py", line 195, in _merge_lora\n'
+        "    W = fast_dequantize(W, state)\n", "merged adapters", "Unsloth",
+    ),
     # github.com/huggingface/transformers/issues/17089
     "evaluation": (
         _TOP + '  File "/venv/lib/python3.7/site-packages/transformers/trainer.py", line 2515, in evaluation_loop\n'
@@ -84,17 +89,6 @@ OLDER: Final[dict[str, tuple[str, str, str | None]]] = {
         "File ~/x/site-packages/bitsandbytes/optim/optimizer.py:410, in Optimizer2State.init_state(self, group, p)\n"
         '--> 410     state["state1"] = self.get_state_buffer(p, dtype=torch.uint8)\n',
         "optimizer states", "bitsandbytes",
-    ),
-    # Rich: github.com/bmaltais/kohya_ss/issues/1048
-    "Rich": (
-        "╭─────────────────────────────── Traceback (most recent call last) ────────────────────────────────╮\n"
-        "│ /x/site-packages/transformers/models/llama/modeling_llama.py:690 in forward                      │\n"
-        "│                                                                                                  │\n"
-        "│   687 │   │                                                                                      │\n"
-        "│ ❱ 690 │   │   logits = self.lm_head(hidden_states)                                               │\n"
-        "│   691 │   │   attn_weights = torch.matmul(query, key)                                            │\n"
-        "╰──────────────────────────────────────────────────────────────────────────────────────────────────╯\n",
-        "logits", None,
     ),
 }  # fmt: skip
 """By name: the traceback, what was being made, and whose it is."""

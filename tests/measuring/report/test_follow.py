@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -120,12 +119,3 @@ def test_ctrl_c_while_waiting_is_no_failure(tmp_path: Path, start: Start) -> Non
     line_that_has(look, "Waiting for records")
     look.send_signal(signal.SIGINT)
     assert look.wait(10) == 0
-
-
-def test_a_run_that_has_ended_is_shown_at_once(tmp_path: Path, start: Start) -> None:
-    path = tmp_path / "memory-rank0.jsonl"
-    records = [{"kind": "run", "start_step": 0}, {"kind": "step", "step": 1}, {"kind": "end", "status": "finished"}]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    look = start("-m", "hf_memkit", "report", str(tmp_path), "--follow")
-    output, _ = look.communicate(timeout=30)
-    assert "Finished after step 1." in output and look.returncode == 0

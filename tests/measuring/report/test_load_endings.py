@@ -109,22 +109,16 @@ def test_before_the_first_step(tmp_path: Path) -> None:
     ("end", "kind", "why"),
     [
         ({"status": "interrupted"}, "interrupted", "interrupted after step 3"),
-        (
-            {"status": "interrupted", "error_type": "KeyboardInterrupt", "error": "KeyboardInterrupt: "},
-            "interrupted",
-            "interrupted by Ctrl-C (SIGINT) after step 3",
-        ),
-        (
-            {"status": "interrupted", "error_type": "SystemExit", "error": "SystemExit: 3"},
-            "interrupted",
-            "interrupted after step 3: SystemExit: 3",
-        ),
+        ({"status": "interrupted", "error_type": "KeyboardInterrupt", "error": "KeyboardInterrupt: "}, "interrupted",
+         "interrupted by Ctrl-C (SIGINT) after step 3"),
+        ({"status": "interrupted", "error_type": "SystemExit", "error": "SystemExit: 3"}, "interrupted",
+         "interrupted after step 3: SystemExit: 3"),
         ({"status": "failed", "error_type": "ValueError", "error": "bad"}, "failed", "with ValueError: bad"),
         ({"status": "failed"}, "failed", "failed after step"),
         ({"status": "failed", "error_type": "OutOfMemoryError", "error": "x"}, "out of memory", "ran out of memory"),
         ({}, "failed", "failed after step 3"),
     ],
-)
+)  # fmt: skip
 def test_by_its_own_word(tmp_path: Path, end: dict[str, str], kind: str, why: str) -> None:
     records = [*made.healthy(3)[:-1], {"kind": "end", **end}]
     found = load_run(made.write(tmp_path, records)).ending

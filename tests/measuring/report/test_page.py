@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import REPOSITORY, documentation
-from hf_memkit.measuring.report.charts import POINTS, charts, plotly_text
+from hf_memkit.measuring.report.charts import POINTS, charts
 from hf_memkit.measuring.report.document import as_json
 from hf_memkit.measuring.report.html import join
 from hf_memkit.measuring.report.load import load_run
@@ -33,6 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("healthy", made.healthy(prediction=prediction)),
         ("oom", made.out_of_memory()),
         ("cpu", made.on_a_cpu()),
+        ("rehearsal", made.rehearsal()),
         ("short", made.healthy(1)[:-1]),
     ):
         made.write(base / name, records)
@@ -76,12 +77,14 @@ def test_every_sort_of_run_is_drawn(written: dict[str, Path], show: Callable[...
         "healthy": ["filled", "timeline", "phases", "lengths", "predicted", "host", "modules", "facts", "words"],
         "ranks": ["filled", "timeline", "phases", "lengths", "ranks", "host", "modules", "facts", "words"],
         "cpu": ["timeline", "host", "facts", "words"],
+        "rehearsal": ["target", "host", "facts", "words"],
         "short": ["filled", "timeline", "host", "modules", "facts", "words"],
     }
     for name, places in expected.items():
         tab, watched = show(written[name], width=360)
         found = tab.locator("section").evaluate_all("all => all.map(s => s.id)")
         assert found[0] == "next" and [place for place in found if place in places] == places, name
+        assert name != "rehearsal" or "timeline" not in found, "of the small model"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360, name
         assert watched.found == [], name
     tab, _ = show(written["healthy"])
@@ -127,14 +130,7 @@ def test_without_javascript_all_figures_are_there(
 ) -> None:
     tab, watched = show(written["oom"], width=360, script=False)
     shown = tab.locator("main").inner_text()
-    for words in (
-        "Out of memory in backward",
-        "activations",
-        "8.08",
-        "51 %",
-        "per_device_train_batch_size = 2",
-        "1.04 GiB",
-    ):
+    for words in ("Out of memory in backward", "8.08", "51 %", "per_device_train_batch_size = 2", "1.04 GiB"):
         assert words in shown, words
     assert tab.locator("noscript p").first.is_visible()
     tab.locator("summary").click()
@@ -211,10 +207,6 @@ def test_the_policy_forbids_what_escaping_might_miss(
 def test_data_cannot_end_the_element_that_it_stands_in() -> None:
     made_json = as_json({"</script>": "<!--<script>&"})
     assert not set("<>&") & set(made_json) and json.loads(made_json) == {"</script>": "<!--<script>&"}
-
-
-def test_plotly_text() -> None:
-    assert plotly_text("<b>x</b> %{y} $a$ &amp;") == "&lt;b&gt;x&lt;/b&gt; %&#123;y} &#36;a&#36; &amp;amp;"
 
 
 def test_a_long_run_is_thinned_and_keeps_its_highest(tmp_path: Path) -> None:

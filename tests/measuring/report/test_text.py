@@ -16,11 +16,11 @@ from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.text import report_json, text_report, view
 from tests.measuring.report import synthetic_records as made
 
-PREDICTION = {
+PREDICTION: dict[str, Any] = {
     "peak_allocated_gib": 11.0,
     "peak_reserved_gib": [11.5, 12.5],
-    "phases": {"backward": 11.0},
-    "categories": {"weights_gib": 1.44},
+    "phases": {"backward": {"peak_allocated_gib": 11.0, "peak_reserved_gib": None}, "optimizer": "?"},
+    "categories": {"weights_gib": 1.44, "loss_gib": float("nan"), "activations_gib": 1.0},
 }
 
 
@@ -43,13 +43,6 @@ def test_near_the_gpu_there_are_changes_of_this_job(tmp_path: Path) -> None:
     assert "What to do:" in shown and "• per_device_train_batch_size = " in shown and "Saves " in shown
 
 
-def test_on_a_cpu_it_says_what_cannot_be_known(tmp_path: Path) -> None:
-    shown = text_report(load_run(made.write(tmp_path, made.on_a_cpu())))
-    assert shown.startswith("Host RAM peak 1.40 of 8.0 GiB;")
-    assert "A CPU has no peak counter" in shown and "Held between steps" in shown
-    assert "optimizer 0.42 GiB" in shown and "By phase" not in shown and "on a CPU (x86_64)" in shown
-
-
 def test_ranks_prediction_and_modules(tmp_path: Path) -> None:
     run = load_run(made.of_ranks(tmp_path / "ranks", 12, 4))
     shown = text_report(run).splitlines()
@@ -60,6 +53,10 @@ def test_ranks_prediction_and_modules(tmp_path: Path) -> None:
     shown_text = text_report(predicted, modules=True)
     assert "Peak allocated: predicted 11.00 GiB, measured" in shown_text
     assert "Peak reserved: predicted 11.50–12.50 GiB" in shown_text
+    assert "Furthest off: activations, predicted 1.00 GiB, measured" in " ".join(shown_text.split())
+    right = {"peak_allocated_gib": 11.0, "categories": {"weights_gib": 1.44}, "phases": 7}
+    shown_right = text_report(load_run(made.write(tmp_path / "right", made.healthy(3, prediction=right))))
+    assert "Every category is within 2 % of the predicted peak" in " ".join(shown_right.split())
     assert shown_text.splitlines()[-1].split() == ["total", "774,030,080", "all", "1.44", "GiB"], (
         "36 layers count 36 times"
     )
