@@ -3,6 +3,10 @@ processes."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 from hf_memkit import predict_script
 from hf_memkit.prediction.child.script import leaves_nothing
 from hf_memkit.prediction.traced_training import Outcome
+from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
 
 pytestmark = pytest.mark.timeout(120)
@@ -184,3 +189,56 @@ def test_what_stood_above_train_stays(predict: Predict, folder: Path) -> None:
     )
     assert "evaluate" in found.training.trace.peaks_by_phase()
     assert left(folder) == before and not (folder / "new.txt").exists()
+
+
+JOB = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+def made(**options):
+    config = GPT2Config(n_layer=2, n_embd=128, n_head=2, vocab_size=64, n_positions=64, bos_token_id=0, eos_token_id=0)
+    adapters = LoraConfig(r=64, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+    options |= {"per_device_train_batch_size": 2, "report_to": "none", "use_cpu": True}
+    model = get_peft_model(GPT2LMHeadModel(config), adapters)
+    return Trainer(model, TrainingArguments("out", **options), train_dataset=rows)
+"""
+
+
+RESUMED = f"""{JOB}
+made(max_steps=4, save_strategy="no").train(resume_from_checkpoint="out/checkpoint-2")
+"""
+
+
+RECORDED = f"""{JOB}
+import json
+import os
+import subprocess
+import sys
+from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+
+made(max_steps=2, save_steps=2).train()
+trainer, tracer = made(max_steps=4, save_strategy="no"), StorageTracer("cpu")
+watch = TrainingWatch(tracer)
+trainer.add_callback(watch)
+with tracer:
+    tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()])
+    trainer.train(resume_from_checkpoint="out/checkpoint-2")
+    print(json.dumps(tracer.finish(watch.phase).peaks_by_phase()))
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_read_as_a_training_that_is_resumed_reads_it(predict: Predict, tmp_path: Path) -> None:
+    """Would notice: optimizer states that are read twice, adapters that are read to the device and not counted."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", RECORDED]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    real = json.loads(ran.stdout.splitlines()[-1])
+    found = predict(RESUMED, device="cpu", worst_batch=False)
+    peaks = found.training.trace.peaks_by_phase()
+    assert peaks["resume"] == pytest.approx(real["load"], rel=0.005)  # all before the first step
+    for phase in ("forward", "backward"):
+        assert peaks[phase] == pytest.approx(real[phase], rel=0.005), phase

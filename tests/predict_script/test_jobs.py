@@ -15,10 +15,14 @@ from typing import Final
 
 import pytest
 
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction import from_script
+from hf_memkit.prediction.split_states import bucket_bytes, one_rank
 from hf_memkit.prediction.trace.request import Device, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
+from hf_memkit.setup.process_group import single_process_environment
 from tests.fewer import some
 from tests.predict_script.job_list import read_job, typed_jobs
 from tests.prediction.fake_and_real import _changes, peaks
@@ -66,10 +70,10 @@ def started(folder: Path, out: Path, name: str, *, on_cpu: bool) -> tuple[UserSc
     return script, {**os.environ, **caches, **environment}
 
 
-def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device) -> Outcome:
-    """What came of a job; for a GPU without the arguments that keep it on the CPU."""
+def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> Outcome:
+    """What came of a job, with more variables; for a GPU without the arguments that keep it on the CPU."""
     script, environment = started(folder, out, name, on_cpu=device != "cuda")
-    request = ScriptRequest(script, str(out), environment, device=device, worst_batch=device == "cuda")
+    request = ScriptRequest(script, str(out), {**environment, **more}, device=device, worst_batch=device == "cuda")
     found = worker.run(request)
     assert found.training, f"{name} on {device}: {found}"
     return found
@@ -122,3 +126,24 @@ def test_scripts_with_deepspeed_are_traced_without_it(worker: Worker, folder: Pa
     """Would notice: a process group, an operator or `zero.Init` that a prediction asks for."""
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert content.training.engine.config["train_micro_batch_size_per_gpu"] == 2
+
+
+LIVE: Final = ["deepspeed_zero2_hf_optimizer", "deepspeed_zero3_hf_optimizer"]
+
+
+@pytest.mark.operators
+@pytest.mark.parametrize("name", LIVE)
+def test_what_an_engine_holds_is_what_the_live_engine_holds(
+    worker: Worker, folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Would notice: "auto" in the JSON that is not resolved as Trainer resolves it, weights in another dtype."""
+    alone = single_process_environment()
+    real = by_phase(ran(worker, folder, tmp_path, name, "real cpu", **alone, DS_ACCELERATOR="cpu"))
+    content = ran(worker, folder, tmp_path, name, "cpu")
+    training = from_script._setup(content.training, described_machine("T4", None, None, None), 1, 1, {})
+    ledger = from_script._engine_ledger(content.training.engine, training.sized_job)
+    joined = one_rank(content.training.trace, ledger, bucket_bytes(training))
+    predicted = peaks(_changes(joined))[1]
+    # The engine steps inside `backward`, so that Trainer's events know no phase of its own for it.
+    for phase in ("forward", "backward"):
+        assert predicted[phase] == pytest.approx(real[phase], rel=0.01), phase

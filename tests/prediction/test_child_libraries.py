@@ -289,3 +289,8 @@ def test_optimizers_here_are_all_of_the_pack() -> None:
     }
     of_the_pack = {one.name for one in TECHNIQUES.values() if one.slot == "optimizers" and "zero" not in one.name}
     assert of_the_pack <= {name.rpartition("+")[2] for name in here}
+
+
+def test_tf32_changes_no_byte(worker: Worker, models: dict[str, Path]) -> None:
+    plain, tf32 = (traced(worker, setup_of(models["llama"], names)) for names in ("adamw-fused", "tf32+adamw-fused"))
+    assert tf32 == plain

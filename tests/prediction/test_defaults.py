@@ -72,6 +72,7 @@ def test_the_defaults_are_only_what_was_given(tmp_path: Path) -> None:
     model = look_at(folder(tmp_path / "tiny", GPT2))
     setup = default_setup(model, {"optim": "adafactor", "bf16": True})
     assert setup.preset == TRAINER_DEFAULTS and setup.arguments == {"optim": "adafactor", "bf16": True}
+    assert {each.reason for each in setup.settings if each.key.startswith("arguments.")} == {"yours"}
     assert setup["model.name"] == model.name and setup["model.origin"] == "local"
     assert setup["model.architecture"]["n_embd"] == 32
     assert {setting.key.partition(".")[0] for setting in setup.settings} == {"arguments", "model"}
