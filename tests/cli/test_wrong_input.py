@@ -99,7 +99,6 @@ WRONG: dict[str, tuple[str, ...]] = {
     "recipe --gpu RTX-4091": ("'RTX 4090'?",),
     "recipe no/such.yaml": ("does not exist",),
     "recipe mine.yaml": ("mine.yaml: what: unknown key", "mine.yaml: variants: missing", "model: 3"),
-    f"{RECIPE} --variant lora --nvme-path /fast": ("does not use the disk",),
     f"{RECIPE} --short": ("--short: only with --dry-run",),
     f"{RECIPE} --dry-run --export job": ("--dry-run, --export: mutually exclusive",),
     f"{RECIPE} --resume": ("no unfinished run",),
