@@ -75,6 +75,7 @@ def with_rate(rates: GpuRates, dtype: str, value: float) -> GpuRates:
 def test_rates_are_of_gpus() -> None:
     """A row under a name that no GPU has would never be read."""
     assert list(RATES) == list(KNOWN_GPUS)
+    assert [name for name in KNOWN_GPUS if rates_of(name) is not RATES[name]] == []
 
 
 @pytest.mark.parametrize("name", list(ALL))

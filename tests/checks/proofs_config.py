@@ -11,25 +11,22 @@ from typing import Any
 from accelerate import DeepSpeedPlugin
 
 from hf_memkit.checks.deepspeed_keys import REMOVED
+from tests.checks.case import CPU, ZERO
 from tests.checks.configs import GONE, ds
 from tests.checks.real import parse, refusals, refused, train, trainer
 from tests.checks.registry import proof
 
-_ZERO = "zero_optimization"
-_CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
-
-
 refusals(
     "late", lambda stage, changes: parse(ds(stage, changes)),
-    ("rejected-key", "Extra inputs are not permitted", 2, {f"{_ZERO}.overlap_com": True}),
+    ("rejected-key", "Extra inputs are not permitted", 2, {f"{ZERO}.overlap_com": True}),
     ("rejected-key", "Extra inputs are not permitted", 2, {"bf16.enable": True}),
     ("out-of-range", "stage", 4, {}),
-    ("out-of-range", "greater than 0", 2, {f"{_ZERO}.reduce_bucket_size": 0}),
+    ("out-of-range", "greater than 0", 2, {f"{ZERO}.reduce_bucket_size": 0}),
     ("out-of-range", "has to be greater than 0", 2, {"train_micro_batch_size_per_gpu": -1}),
-    ("out-of-range", "less than or equal to 1", 3, {f"{_ZERO}.offload_optimizer": {"ratio": 1.5}}),
+    ("out-of-range", "less than or equal to 1", 3, {f"{ZERO}.offload_optimizer": {"ratio": 1.5}}),
     ("fp16-and-bf16", "cannot be simultaneously enabled", 2, {"bf16.enabled": True, "fp16.enabled": True}),
     ("ratio-refused", "Partial offloading only supported for ZeRO Stage 3", 2,
-     {f"{_ZERO}.offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
+     {f"{ZERO}.offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
     ("lean-states-without-master", "requires bf16_master_weights_and_grads", 2,
      {"bf16": {"enabled": True, "bf16_optimizer_states": True}}),
     ("lean-states-without-zero", "only supported with ZeRO Stage 1, 2, or 3", 0,
@@ -66,17 +63,17 @@ def renamed_key() -> None:
 
 @proof("misplaced-key", fails="silent")
 def misplaced_key() -> None:
-    refused("Extra inputs are not permitted", lambda: parse(ds(3, {f"{_ZERO}.aio": {"block_size": 1048576}})))
+    refused("Extra inputs are not permitted", lambda: parse(ds(3, {f"{ZERO}.aio": {"block_size": 1048576}})))
     refused("Extra inputs are not permitted", lambda: parse(ds(2, {"bf16": {"enabled": True, "loss_scale": 0}})))
     assert parse(ds(3, {"stage3_max_live_parameters": 7})).zero_config.max_live_parameters == 1_000_000_000
 
 
 @proof("deprecated-key", fails="silent")
 def deprecated_key() -> None:
-    assert parse(ds(2, {f"{_ZERO}.cpu_offload": True})).zero_config.offload_optimizer.device == "cpu"
-    zero = parse(ds(2, {f"{_ZERO}.cpu_offload_use_pin_memory": True, **_CPU, f"{_ZERO}.stage": 2})).zero_config
+    assert parse(ds(2, {f"{ZERO}.cpu_offload": True})).zero_config.offload_optimizer.device == "cpu"
+    zero = parse(ds(2, {f"{ZERO}.cpu_offload_use_pin_memory": True, **CPU, f"{ZERO}.stage": 2})).zero_config
     assert zero.offload_optimizer.pin_memory is True  # the default: the old key could not have set it
-    off = parse(ds(2, {f"{_ZERO}.cpu_offload_use_pin_memory": False, **_CPU})).zero_config
+    off = parse(ds(2, {f"{ZERO}.cpu_offload_use_pin_memory": False, **CPU})).zero_config
     assert off.offload_optimizer.pin_memory is True
 
 
@@ -98,8 +95,8 @@ def duplicate_key() -> None:
 
 @proof("wrong-type", fails="late")
 def wrong_type() -> None:
-    refused("reduce_bucket_size", lambda: parse(ds(2, {f"{_ZERO}.reduce_bucket_size": "5e8"})))
-    refused("overlap_comm", lambda: parse(ds(2, {f"{_ZERO}.overlap_comm": "yes please"})))
+    refused("reduce_bucket_size", lambda: parse(ds(2, {f"{ZERO}.reduce_bucket_size": "5e8"})))
+    refused("overlap_comm", lambda: parse(ds(2, {f"{ZERO}.overlap_comm": "yes please"})))
     # Where no class checks it, the text goes through, and meets a comparison later.
     assert parse(ds(2, {"gradient_clipping": "1.0"})).gradient_clipping == "1.0"
     assert parse(ds(2, {"memory_breakdown": {"enabled": False}})).memory_breakdown, "which counts as true"
@@ -118,7 +115,7 @@ def elastic_checkpoint() -> None:
     logger.addHandler(handler)
     level, logger.level = logger.level, logging.WARNING
     try:
-        parse(ds(3, {f"{_ZERO}.elastic_checkpoint": True}))
+        parse(ds(3, {f"{ZERO}.elastic_checkpoint": True}))
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -128,19 +125,19 @@ def elastic_checkpoint() -> None:
 @proof("offload-without-device", fails="silent")
 def offload_without_device() -> None:
     assert (
-        parse(ds(2, {f"{_ZERO}.offload_optimizer": {"pin_memory": True}})).zero_config.offload_optimizer.device
+        parse(ds(2, {f"{ZERO}.offload_optimizer": {"pin_memory": True}})).zero_config.offload_optimizer.device
         == "none"
     )
 
 
 @proof("bucket-default", fails="unshown")
 def bucket_default() -> None:
-    assert parse(ds(1, {f"{_ZERO}.reduce_bucket_size": GONE})).zero_config.reduce_bucket_size == 500_000_000
+    assert parse(ds(1, {f"{ZERO}.reduce_bucket_size": GONE})).zero_config.reduce_bucket_size == 500_000_000
 
 
 @proof("sub-group-default", fails="unshown")
 def sub_group_default() -> None:
-    zero = parse(ds(3, {f"{_ZERO}.sub_group_size": GONE})).zero_config
+    zero = parse(ds(3, {f"{ZERO}.sub_group_size": GONE})).zero_config
     assert zero.sub_group_size == 1_000_000_000
 
 

@@ -12,33 +12,29 @@ import torch
 
 from hf_memkit.checks.rules.stages import _STAGE_1_2_ONLY, _STAGE_3_ONLY
 from hf_memkit.deepspeed.stages_1_2 import SHARED_BYTES
+from tests.checks.case import CPU, LEAN, ZERO
 from tests.checks.configs import ADAMW, ds
 from tests.checks.real import optimizers, parse, reads, refusals, refused, train
 from tests.checks.registry import proof
-
-_ZERO = "zero_optimization"
-_CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
-_LEAN = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
-
 
 _ZENFLOW = {"topk_ratio": 0.1, "update_interval": 2, "full_warm_up_rounds": 1}
 _CPU_ADAM = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}
 
 
 def _zenflow(**more: Any) -> dict[str, Any]:
-    return {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, **more}, "optimizer": _CPU_ADAM}
+    return {**CPU, f"{ZERO}.zenflow": {**_ZENFLOW, **more}, "optimizer": _CPU_ADAM}
 
 
 refusals(
     "late", lambda stage, changes: train(ds(stage, changes)),
-    ("legacy-stage-1", "deprecated version of ZeRO Stage 1", 1, {f"{_ZERO}.legacy_stage1": True}),
+    ("legacy-stage-1", "deprecated version of ZeRO Stage 1", 1, {f"{ZERO}.legacy_stage1": True}),
     ("gather-bucket-odd", "must be a multiple of nccl_start_alignment_factor", 2,
-     {f"{_ZERO}.allgather_bucket_size": 20001}),
-    ("quantized-without-gpu", "not been implemented on CPU", 3, {f"{_ZERO}.zero_quantized_weights": True}),
+     {f"{ZERO}.allgather_bucket_size": 20001}),
+    ("quantized-without-gpu", "not been implemented on CPU", 3, {f"{ZERO}.zero_quantized_weights": True}),
     ("parameter-type", "conflicts with the enabled precision mode", 2, {"data_types": {"param_dtype": "bf16"}}),
     ("zenflow-without-offload", "Zenflow must be used with cpu offload", 2,
-     {f"{_ZERO}.zenflow": {"update_interval": 2}, "optimizer": ADAMW}),
-    ("zenflow-without-optimizer", "TypeError", 2, {**_CPU, f"{_ZERO}.zenflow": _ZENFLOW}),
+     {f"{ZERO}.zenflow": {"update_interval": 2}, "optimizer": ADAMW}),
+    ("zenflow-without-optimizer", "TypeError", 2, {**CPU, f"{ZERO}.zenflow": _ZENFLOW}),
     ("zenflow-offload-without-overlap", "should be used with overlap_comm", 2, _zenflow(offload=True)),
     ("zenflow-interval", "would be overwritten", 2, _zenflow(select_interval=4)),
     ("zenflow-interval", "select_interval must be a number", 2, _zenflow(select_strategy="step")),
@@ -67,22 +63,22 @@ def wrong_stage() -> None:
         assert reads(Stage12, names.get(name, name.removeprefix("stage3_"))) == 0, name
     for name in _STAGE_1_2_ONLY:
         assert name not in inspect.signature(Stage3.__init__).parameters, name
-    ignored = {f"{_ZERO}.stage3_max_live_parameters": 1, f"{_ZERO}.sub_group_size": 1}
+    ignored = {f"{ZERO}.stage3_max_live_parameters": 1, f"{ZERO}.sub_group_size": 1}
     assert optimizers(train(ds(2, ignored)))[0] == "DeepSpeedZeroOptimizer"
 
 
 @proof("gradient-norm-off", fails="late")
 def gradient_norm_off() -> None:
-    off = {f"{_ZERO}.compute_grad_norm": False}
+    off = {f"{ZERO}.compute_grad_norm": False}
     refused("supported only with ZeRO Stage 1 or 2", lambda: parse(ds(3, off)))
     refused("requires gradient_clipping=0", lambda: train(ds(2, off)))
-    refused("does not support optimizer offload", lambda: train(ds(2, {**off, **_CPU}), max_grad_norm=0.0))
+    refused("does not support optimizer offload", lambda: train(ds(2, {**off, **CPU}), max_grad_norm=0.0))
     train(ds(2, off), max_grad_norm=0.0)
 
 
 @proof("contiguous-forced", fails="silent")
 def contiguous_forced() -> None:
-    done = train(ds(2, {**_CPU, f"{_ZERO}.contiguous_gradients": False}))
+    done = train(ds(2, {**CPU, f"{ZERO}.contiguous_gradients": False}))
     assert done.model_wrapped.optimizer.contiguous_gradients is True
 
 
@@ -114,15 +110,15 @@ def fp32_accumulation() -> None:
 
 @proof("lean-offload-without-optimizer", fails="late")
 def lean_offload_without_optimizer() -> None:
-    refused("fp32_optimizer_states=False", lambda: train(ds(2, {**_LEAN, **_CPU}), bf16_full_eval=True))
-    done = train(ds(2, {**_LEAN, **_CPU, "optimizer": _CPU_ADAM}), bf16_full_eval=True)
+    refused("fp32_optimizer_states=False", lambda: train(ds(2, {**LEAN, **CPU}), bf16_full_eval=True))
+    done = train(ds(2, {**LEAN, **CPU, "optimizer": _CPU_ADAM}), bf16_full_eval=True)
     states = done.model_wrapped.basic_optimizer.state.values()
     assert all(state["exp_avg"].dtype is torch.bfloat16 for state in states)
 
 
 @proof("lean-states-without-bf16", fails="silent")
 def lean_states_without_bf16() -> None:
-    lean = {"bf16": {**_LEAN["bf16"], "enabled": False}}
+    lean = {"bf16": {**LEAN["bf16"], "enabled": False}}
     done = train(ds(2, lean))
     engine = done.model_wrapped
     assert next(engine.module.parameters()).dtype is torch.float32
@@ -149,7 +145,7 @@ def states_key_without_offload() -> None:
 def bucket_against_card() -> None:
     """The buffers have the size that the config says, and there are two with overlap_comm."""
     for overlap, expected in ((False, 1), (True, 2)):
-        engine = train(ds(2, {f"{_ZERO}.overlap_comm": overlap, f"{_ZERO}.reduce_bucket_size": 12346})).model_wrapped
+        engine = train(ds(2, {f"{ZERO}.overlap_comm": overlap, f"{ZERO}.reduce_bucket_size": 12346})).model_wrapped
         seen: list[list[int]] = []
         engine.optimizer.ipg_buckets[torch.float32].buffer.clear()
         engine.optimizer.setup_buckets()

@@ -11,21 +11,19 @@ import torch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from hf_memkit.checks.rules.nvme import ADAM_BUFFERS, PIPELINED_BUFFERS
+from tests.checks.case import CPU, ZERO
 from tests.checks.configs import ds
 from tests.checks.real import files, optimizers, parse, reads, refused, train, trainer
 from tests.checks.registry import proof
-
-_ZERO = "zero_optimization"
-_CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
 
 
 def _nvme(optimizer: dict[str, Any] | None, parameters: dict[str, Any] | None = None) -> tuple[dict[str, Any], Path]:
     """A config that swaps to a new folder, in sub-groups that are large enough to be swapped."""
     folder = Path(tempfile.mkdtemp())
-    changes: dict[str, Any] = {f"{_ZERO}.sub_group_size": 400_000}
+    changes: dict[str, Any] = {f"{ZERO}.sub_group_size": 400_000}
     for name, values in (("offload_optimizer", optimizer), ("offload_param", parameters)):
         if values is not None:
-            changes[f"{_ZERO}.{name}"] = {"device": "nvme", "nvme_path": str(folder), **values}
+            changes[f"{ZERO}.{name}"] = {"device": "nvme", "nvme_path": str(folder), **values}
     return ds(3, changes), folder
 
 
@@ -38,7 +36,7 @@ def _swap(optimizer: dict[str, Any] | None, parameters: dict[str, Any] | None = 
 @proof("nvme-below-stage-3", fails="silent")
 def nvme_below_stage_3() -> None:
     folder = Path(tempfile.mkdtemp())
-    engine = train(ds(2, {f"{_ZERO}.offload_optimizer": {"device": "nvme", "nvme_path": str(folder)}}), wide=True)
+    engine = train(ds(2, {f"{ZERO}.offload_optimizer": {"device": "nvme", "nvme_path": str(folder)}}), wide=True)
     assert optimizers(engine)[1] == "DeepSpeedCPUAdam" and not files(folder)
 
 
@@ -47,13 +45,13 @@ def param_offload_below_stage_3() -> None:
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
     assert "offload_param_config" not in inspect.signature(DeepSpeedZeroOptimizer.__init__).parameters
-    done = train(ds(2, {f"{_ZERO}.offload_param": {"device": "cpu"}}))
+    done = train(ds(2, {f"{ZERO}.offload_param": {"device": "cpu"}}))
     assert optimizers(done) == ("DeepSpeedZeroOptimizer", "AdamW")
 
 
 @proof("offload-at-stage-0", fails="silent")
 def offload_at_stage_0() -> None:
-    assert optimizers(train(ds(0, _CPU)))[1] == "DeepSpeedCPUAdam"
+    assert optimizers(train(ds(0, CPU)))[1] == "DeepSpeedCPUAdam"
 
 
 @proof("nvme-key-without-nvme", fails="silent")
@@ -63,7 +61,7 @@ def nvme_key_without_nvme() -> None:
 
     folder = Path(tempfile.mkdtemp())
     section = {"device": "cpu", "nvme_path": str(folder), "buffer_count": 1, "pipeline_read": True}
-    train(ds(3, {f"{_ZERO}.offload_optimizer": section}), wide=True)
+    train(ds(3, {f"{ZERO}.offload_optimizer": section}), wide=True)
     assert not files(folder)
     for name in ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "fast_init"):
         assert reads(Stage12, name) == 0, name
@@ -74,7 +72,7 @@ def nvme_key_without_nvme() -> None:
 def ratio_no_effect() -> None:
     """Two sub-groups, one for each of Trainer's parameter groups: of a share of 0.6 nothing stays on the GPU."""
     for ratio, kept in ((0.6, 0), (0.5, 1)):
-        section = {f"{_ZERO}.offload_optimizer": {"device": "cpu", "ratio": ratio}}
+        section = {f"{ZERO}.offload_optimizer": {"device": "cpu", "ratio": ratio}}
         optimizer = train(ds(3, section)).model_wrapped.optimizer
         count = len(optimizer.fp16_partitioned_groups_flat)
         assert count == 2 and int((1 - optimizer.partial_offload) * count) == kept
@@ -83,7 +81,7 @@ def ratio_no_effect() -> None:
 
 @proof("super-offload-unsupported", fails="silent")
 def super_offload_unsupported() -> None:
-    section = {f"{_ZERO}.offload_optimizer": {"device": "cpu", "super_offload": True}}
+    section = {f"{ZERO}.offload_optimizer": {"device": "cpu", "super_offload": True}}
     refused("SuperOffload only supports NVIDIA CUDA GPUs", lambda: train(ds(3, section)))
     assert optimizers(train(ds(2, section)))[0] == "DeepSpeedZeroOptimizer"
 
@@ -97,14 +95,14 @@ def cores_without_super_offload() -> None:
 
 @proof("nvme-path-missing", fails="late")
 def nvme_path_missing() -> None:
-    refused("NoneType", lambda: train(ds(3, {f"{_ZERO}.offload_optimizer": {"device": "nvme"}}), wide=True))
+    refused("NoneType", lambda: train(ds(3, {f"{ZERO}.offload_optimizer": {"device": "nvme"}}), wide=True))
 
 
 @proof("nvme-path-unusable", fails="late")
 def nvme_path_unusable() -> None:
     path = Path(tempfile.mkdtemp()) / "file"
     path.write_text("")
-    section = {f"{_ZERO}.offload_optimizer": {"device": "nvme", "nvme_path": str(path)}}
+    section = {f"{ZERO}.offload_optimizer": {"device": "nvme", "nvme_path": str(path)}}
     refused("NotADirectoryError", lambda: train(ds(3, section), wide=True))
 
 

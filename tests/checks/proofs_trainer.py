@@ -10,13 +10,10 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.checks.rules.trainer import _NEEDED, _OPTIMIZER_DEFAULTS, DEFAULTS
+from tests.checks.case import CPU, ZERO
 from tests.checks.configs import ADAMW, GONE, ds
 from tests.checks.real import arguments, optimizers, refusals, refused, train, trainer
 from tests.checks.registry import proof
-
-_ZERO = "zero_optimization"
-_CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
-
 
 _WARM_UP = {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}
 _DECAY = {"type": "WarmupDecayLR", "params": {**_WARM_UP, "warmup_num_steps": 7, "total_num_steps": 100}}
@@ -52,8 +49,8 @@ def accumulation_missing() -> None:
 @proof("auto-not-filled", fails="late")
 def auto_not_filled() -> None:
     said = "`zero_optimization.allgather_bucket_size` not found in kwargs"
-    refused(said, lambda: train(ds(2, {f"{_ZERO}.allgather_bucket_size": "auto"})))
-    gather = f"{_ZERO}.stage3_gather_16bit_weights_on_model_save"
+    refused(said, lambda: train(ds(2, {f"{ZERO}.allgather_bucket_size": "auto"})))
+    gather = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
     plugin = arguments(ds(3, {gather: "auto"})).deepspeed_plugin
     assert plugin.hf_ds_config.get_value(gather) is False
 
@@ -131,18 +128,18 @@ def scheduler_twice() -> None:
 
 @proof("zero-section-missing", fails="loud")
 def zero_section_missing() -> None:
-    refused("Please specify the ZeRO optimization config", lambda: arguments(ds(0, {_ZERO: GONE})))
+    refused("Please specify the ZeRO optimization config", lambda: arguments(ds(0, {ZERO: GONE})))
 
 
 @proof("optimizer-replaced", fails="silent")
 def optimizer_replaced() -> None:
-    done = train(ds(2, _CPU), optim="sgd")
+    done = train(ds(2, CPU), optim="sgd")
     assert optimizers(done)[1] == "DeepSpeedCPUAdam" and done.model_wrapped.basic_optimizer.adam_w_mode is False
-    kept = train(ds(2, {**_CPU, "zero_force_ds_cpu_optimizer": False}), optim="sgd")
+    kept = train(ds(2, {**CPU, "zero_force_ds_cpu_optimizer": False}), optim="sgd")
     assert optimizers(kept)[1] == "SGD"
-    refused("unexpected keyword argument 'adamw_mode'", lambda: train(ds(2, _CPU), optim="adagrad"))
-    refused("incompatible function arguments", lambda: train(ds(2, _CPU), optim="adafactor"))
-    assert train(ds(2, _CPU), optim="adamw_torch").model_wrapped.basic_optimizer.adam_w_mode is True
+    refused("unexpected keyword argument 'adamw_mode'", lambda: train(ds(2, CPU), optim="adagrad"))
+    refused("incompatible function arguments", lambda: train(ds(2, CPU), optim="adafactor"))
+    assert train(ds(2, CPU), optim="adamw_torch").model_wrapped.basic_optimizer.adam_w_mode is True
 
 
 @proof("optimizer-twice", fails="silent")
@@ -157,7 +154,7 @@ def evaluation_only() -> None:
 
 @proof("no-weights-saved", fails="silent")
 def no_weights_saved() -> None:
-    gather = f"{_ZERO}.stage3_gather_16bit_weights_on_model_save"
+    gather = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
     for changes, expected in (({gather: GONE}, 0), ({}, 1)):
         done = train(ds(3, changes))
         done.save_model()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from hf_memkit.catalog.library_versions import OLDEST
-from hf_memkit.checks.doctor import gpu, operators, software
+from hf_memkit.checks.doctor import gpu, host, operators, software
 from hf_memkit.checks.doctor.check import Status
 from hf_memkit.cli import main
 from hf_memkit.deepspeed import ops
@@ -118,3 +119,9 @@ def test_an_allocator_setting_of_the_users_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     (line,) = (line for line in gpu.checks() if line.name == "PYTORCH_ALLOC_CONF")
     assert line.status == "ok"
+
+
+def test_ram_is_what_the_system_says() -> None:
+    shown = {line.name: line.found for line in host.checks(None)}
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert f"{total:.0f}" in shown["RAM"] or f"{total:.2f}" in shown["RAM"]

@@ -88,6 +88,68 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     assert {path.name for path in folder.iterdir()} == {"train.py", "begun", "plan.yaml", "plan.html"}
 
 
+@pytest.mark.exhaustive
+def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would notice: the script's own batch in a setup, steps that do not follow, a script that is not judged as it
+    stands, a plan file without a word of it."""
+    own = [*OWN[:-3], "7", "--num_train_epochs", "2", "--activation_checkpointing", "False"]
+    options = ["--sequences-per-step", "16", "--limit", "5", "--json", "--write", "plan.yaml"]
+    assert main(["plan", "train.py", *SMALL, *options, *own]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sequences_a_step"], found["own_sequences_a_step"]) == (16, 7)
+    setups = {each["name"]: each for each in found["setups"]}
+    assert "7 × 1" in setups and len(setups) > 1
+    for each in setups.values():
+        assert each["micro_batch_size"] * each["accumulation"] == (7 if each["name"] == "7 × 1" else 16)
+    assert not found["left_out"].keys() & {"16 × 1", "8 × 2", "4 × 4"}, "steps are those of this batch"
+    best = setups[found["best"]]
+    if best["step_time_s"] is not None and best["run_s"] is not None:
+        assert best["run_s"][1] == pytest.approx(8 * best["step_time_s"][1], rel=0.01), "64 rows, 16 a step, twice"
+    overrides, about = read_plan("plan.yaml")
+    assert about["sequences_a_step"] == 16 and about["own_sequences_a_step"] == 7
+    assert overrides.arguments["per_device_train_batch_size"] == best["micro_batch_size"]
+    assert "instead of the script's 7" in (folder / "plan.yaml").read_text()
+    assert main(["plan", "train.py", *SMALL, "--sequences-per-step", "100", *own]) == 2
+    assert "--sequences-per-step 100: the script trains on 64 rows" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: "nothing fits" where only the evaluation is too large, whose batch changes no training."""
+    evaluated = "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
+    (folder / "train.py").write_text(TINY.replace("train_dataset=rows", evaluated))
+    own = [*OWN[:-3], "2", "--max_steps", "4", "--eval_strategy", "epoch", "--per_device_eval_batch_size", "64"]
+    assert main(["plan", "train.py", "--gpu", "T4", "--gpu-memory", "1200MB", "--json", *own]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best = next(each for each in found["setups"] if each["name"] == found["best"])
+    assert best["group"] == "same result" and "evaluation batch" in best["name"]
+    assert best["overrides"]["arguments"]["eval_accumulation_steps"] == 1, "64 rows of logits are 655 MB"
+    assert best["overrides"]["arguments"]["per_device_eval_batch_size"] == 2
+
+
+@pytest.mark.exhaustive
+def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would notice: LoRA on the first line or in a plan file, a diff that is not the script's or does not come, QLoRA
+    of a model that nobody loads tried without a word."""
+    (folder / "train.py").write_text(TINY.replace("Trainer(Model(", "Trainer(GPT2LMHeadModel("))
+    options = ["--gpu", "T4", "--also", "lora", "--also", "qlora", "--write", "plan.yaml", "--json"]
+    code = main(["plan", "train.py", *options, *OWN])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    (name,) = found["with_code"]
+    row = next(each for each in found["setups"] if each["name"] == name)
+    assert row["group"] == "another method" and row["fits"] and row["step_time_s"] and "get_peft_model(" in row["code"]
+    assert found["best"] != name and "from_pretrained" in found["left_out"]["QLoRA"]
+    overrides, about = read_plan("plan.yaml")
+    assert "LoRA" not in about["setup"] and not overrides.adapter and "plan.yaml: holds" in said.err
+    diff = found["paste"][name]["diff"]
+    assert "+Trainer(get_peft_model(GPT2LMHeadModel(config), LoraConfig(r=16" in diff
+    assert "adapter" not in (folder / "plan.yaml").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "code", "verdict"),

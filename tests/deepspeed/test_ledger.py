@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.deepspeed.presets import load
 from hf_memkit.deepspeed.settings import ZeroSettings
@@ -213,3 +213,31 @@ def test_other_spellings_that_deepspeed_takes(model: ModelFacts) -> None:
         for name in ("fp32", "float32", "float", "torch.float32")
     }
     assert len(totals) == 1 and totals != {zero_ledger(plain, model, gpus=2).total_bytes("device")}
+
+
+def test_offload_moves_twenty_bytes_a_parameter_with_accumulation_and_eighteen_without(model: ModelFacts) -> None:
+    config = load("zero2-offload")
+    largest = 2 * model.largest_parameter
+    for accumulation, expected in ((True, 20), (False, 18)):
+        ledger = zero_ledger(config, model, accumulation=accumulation)
+        assert ledger.total_bytes("host") == pytest.approx(expected * N + largest, rel=1e-6)
+        assert ledger.total_bytes("pinned") == 0
+    assert zero_ledger(load("zero3-offload-optimizer"), model).total_bytes("host") == pytest.approx(
+        14 * N, rel=1e-6
+    ), "12 between the steps, and 2 more while rank 0 gathers what it saves"
+
+
+def test_fused_buffers_are_of_constant_size_and_double_with_overlap(model: ModelFacts) -> None:
+    small = describe("gpt2", use_hub=False, use_built_in=True)
+    for facts in (small, model):
+        assert of(zero_ledger(load("zero2"), facts), "device", "gradient buckets") == 2 * 2 * 50_000_000
+        single = zero_ledger(changed("zero2", overlap_comm=False), facts)
+        assert of(single, "device", "gradient buckets") == 2 * 50_000_000
+    left_out = load("zero2")
+    del left_out["zero_optimization"]["reduce_bucket_size"]
+    assert of(zero_ledger(left_out, small), "device", "gradient buckets") == 2 * 2 * 500_000_000
+
+
+def test_lean_states_take_six_bytes_a_parameter(model: ModelFacts) -> None:
+    lean = zero_ledger(load("zero2-lean"), model)
+    assert of(lean, "device", "master weights", "moments") == pytest.approx(6 * N, rel=1e-6)

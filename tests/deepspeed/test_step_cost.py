@@ -228,3 +228,10 @@ def test_a_disk_is_known_if_both_of_its_rates_are() -> None:
     measured = half.with_disk(5, 2, "measured here")
     assert not host.knows_disk and not half.knows_disk and measured.knows_disk
     assert (measured.nvme_read_gb_per_s.value, measured.nvme_write_gb_per_s.value) == (7, 2)
+
+
+def test_adam_on_the_host_is_as_fast_as_its_cores(model: ModelFacts) -> None:
+    traffic = zero_traffic(offloaded(), model, gpus=1, accumulation=1)
+    assert traffic is not None
+    cost = step_cost(traffic, TRACED, GPU, replace(HOST, cores=2))
+    assert of(cost, "Adam on the host").in_all.low == pytest.approx(28 * N / 20e9, rel=1e-6), "two cores of 10 GB/s"

@@ -89,17 +89,13 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [pytest.param("recipe", marks=pytest.mark.exhaustive), "folder"])
 def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
-    tmp_path: Path, text_file: Path, quick_memkit: Quick, by: str
+    tmp_path: Path, text_file: Path, quick_memkit: Quick
 ) -> None:
-    """Of a recipe, and of the folder that it exports: the same function runs both."""
-    started = command(text_file, "lora")
-    if by == "folder":
-        exported = quick_memkit(*(word.replace("--output", "--export") for word in started))
-        assert exported.returncode == 0, exported.stderr
-        started = ["run", "run"]
-    process = start(tmp_path, *started)
+    """Of the folder that a recipe exports: the same function runs both."""
+    exported = quick_memkit(*(word.replace("--output", "--export") for word in command(text_file, "lora")))
+    assert exported.returncode == 0, exported.stderr
+    process = start(tmp_path, "run", "run")
     wait_for(process, tmp_path, checkpoint=5)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 1
@@ -112,18 +108,15 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
     assert not (tmp_path / "run" / "model").exists(), "what stands below train() was run"
 
-    again = ["run", "run"] if by == "folder" else ["recipe", "gpt2-on-16gb", "--output", "run"]
-    refused = quick_memkit(*again)
+    refused = quick_memkit("run", "run")
     assert refused.returncode == 2 and "holds an unfinished run. Add --resume" in refused.stderr
     text = text_file.read_text()
     text_file.write_text(text * 2)
-    changed = quick_memkit(*again, "--resume")
+    changed = quick_memkit("run", "run", "--resume")
     assert changed.returncode == 1 and "the data differs from that of the run" in changed.stderr
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
-    if by == "recipe":
-        return
     text_file.write_text(text)
-    resumed = quick_memkit(*again, "--resume", "--json")
+    resumed = quick_memkit("run", "run", "--resume", "--json")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     content = json.loads(resumed.stdout)
     assert content == json.loads((tmp_path / "run" / "memkit-run.json").read_text())

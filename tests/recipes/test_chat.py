@@ -225,34 +225,6 @@ def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer:
     assert {each.dtype for each in adapted.parameters() if not each.requires_grad} == {torch.float16}
 
 
-@pytest.mark.slow
-def test_a_rehearsal_and_its_exported_script_train_the_same(
-    quick_memkit: Quick, process: Loaded, recipe_file: Path, tmp_path: Path
-) -> None:
-    answer = quick_memkit("recipe", str(recipe_file), "--variant", "resident", "--output", "run", "--json")
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    folder = tmp_path / "run"
-    content = json.loads((folder / "memkit-run.json").read_text())
-    result = content["result"]
-    assert content["status"] == "finished" and content["rehearsal"] is True
-    assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3
-    assert {"mean_token_accuracy", "entropy"} <= result["metrics"].keys()
-    records = read_json_lines(folder / "memory-rank0.jsonl")
-    assert records[-1]["kind"] == "end" and records[-1]["status"] == "finished"
-    answer = quick_memkit("recipe", str(recipe_file), "--variant", "resident", "--export", "script")
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    script = tmp_path / "script"
-    done = process.run(["train_chat.py"], script)
-    assert done.returncode == 0, done.stderr[-3000:]
-    losses = [
-        record["metrics"]["eval_loss"]
-        for record in read_json_lines(script / "memory-rank0.jsonl")
-        if record["kind"] == "evaluate"
-    ]
-    assert losses[0] == pytest.approx(result["held_out_loss_before"], rel=1e-3)
-    assert losses[-1] == pytest.approx(result["held_out_loss"], rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("template", "length", "said"),
     [

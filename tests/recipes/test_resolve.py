@@ -151,6 +151,11 @@ def test_settings_that_cannot_hold_are_refused(
         make(recipe, machine, variant, arguments=chosen)
 
 
+def test_a_folder_for_a_variant_that_swaps_nothing_is_refused(recipe: Recipe, machine: Machine) -> None:
+    with pytest.raises(SettingError, match="does not use the disk"):
+        make(recipe, machine, "lora", nvme_path="/fast")
+
+
 def test_a_machine_without_a_gpu_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
     resolved = make(recipe, machine.with_gpu(None))
     assert resolved.resolved_for.machine.gpu is not None and resolved.resolved_for.machine.gpu.name == "16GB GPU"
