@@ -41,7 +41,8 @@ def test_what_burns_cpu_fails(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     failed = {line.split("::")[1].split(" ")[0] for line in ran.stdout.splitlines() if line.startswith("FAILED")}
     assert failed == {"test_burns", "test_a_child_burns", "test_a_child_that_lives_burns"}, ran.stdout

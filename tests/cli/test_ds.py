@@ -31,6 +31,7 @@ def test_list_and_show_tell_what_each_saves_and_costs(quick_memkit: Quick) -> No
     assert "Saves:" in shown and "Costs:" in shown and '"nvme_path": "/local_nvme"' in shown
 
 
+@pytest.mark.slow
 def test_copy_writes_a_sized_preset_whose_ledger_adds_up(quick_memkit: Quick, tmp_path: Path) -> None:
     disk_folder = str(tmp_path / "disk")  # it need not be on this machine
     ran = quick_memkit("ds", "copy", "zero3-infinity", "ds.json", *FOR_16_GB, disk_folder, "--json")

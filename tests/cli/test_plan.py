@@ -59,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.tracing
+@pytest.mark.slow
 def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: a setup that does not fit proposed, another optimizer step than the script's, settings that are
     written and not read, keys of the JSON that go, output of the script between its braces, files that it leaves."""

@@ -165,6 +165,7 @@ def test_a_technique_takes_the_place_of_what_decides_the_same_thing(run: Run, tm
     assert 'hf_memkit.preset("lean", techniques=["liger"], …)' in err
 
 
+@pytest.mark.slow
 def test_the_batch_is_the_largest_that_a_trace_shows_to_fit(run: Run, tmp_path: Path) -> None:
     """Would notice: a batch that nobody traced, more than three traces, or a ledger without what they show."""
     sizes = {"n_embd": 64, "n_head": 2, "n_layer": 2, "vocab_size": 50257, "n_positions": 1024}

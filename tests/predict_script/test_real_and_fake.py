@@ -275,6 +275,7 @@ class Own(Trainer):
     assert any(note.startswith(f"train.py, line {line} asks for") for note in notes), notes
 
 
+@pytest.mark.slow
 def test_a_model_that_learns_from_its_own_answers(predict: Predict) -> None:
     """Would notice: a reward function that is called, answers that end early, a generation without the optimizer's
     states because one lasts for several steps."""

@@ -21,4 +21,5 @@ def worker() -> Iterator[Worker]:
 def child() -> Iterator[Child]:
     """Compares fake tensors with real ones."""
     with Child() as started:
+        started.ask("gpt2", "plain", "fake")  # loads the libraries
         yield started

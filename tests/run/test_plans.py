@@ -208,6 +208,7 @@ assert config["train_micro_batch_size_per_gpu"] == 2 and config["zero_optimizati
 """
 
 
+@pytest.mark.slow
 def test_a_plan_brings_deepspeed_to_a_script_without(tmp_path: Path) -> None:
     """Finds: one process that has no environment for DeepSpeed, its config made of the script's batch."""
     (tmp_path / "engine.py").write_text(ENGINE)

@@ -36,6 +36,7 @@ def recorded(folder: Path, rank: int = 0) -> list[str]:
     return [record["kind"] for record in read_records(folder / f"memory-rank{rank}.jsonl")]
 
 
+@pytest.mark.slow
 def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(process: Loaded, tmp_path: Path) -> None:
     """Finds: a random number or a variable that memkit takes or sets, two callbacks in one Trainer, a script's own
     callback replaced, words on standard output."""

@@ -31,6 +31,7 @@ def on_two(folder: Path) -> dict[str, Any]:
 
 
 @proves("same-result", "data-parallel")
+@pytest.mark.slow
 def test_two_replicas_train_as_one_process_with_their_batches(tmp_path: Path) -> None:
     """Gradients are summed in another order: 1e-5."""
     two, one = on_two(tmp_path / "two"), replicas_worker.train(str(tmp_path / "one"), 1, 2)

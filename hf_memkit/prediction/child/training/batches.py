@@ -174,8 +174,10 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         draws = _drawn(sizes, size)
     else:
         sizes, marks = _all_marks(found, alone)
-        in_order = [list(range(at, min(at + size, found.read))) for at in range(0, found.read, size)]
-        passes = _passes(sampler) if found.rows is not None else iter([in_order])
+        if found.rows is not None:
+            passes = _passes(sampler)
+        else:
+            passes = iter([[list(range(at, min(at + size, found.read))) for at in range(0, found.read, size)]])
         draws = candidates = next(passes)
         for formed in passes:
             candidates = [*_largest(candidates, marks), *formed]
