@@ -54,6 +54,8 @@ class Loaded:
             [sys.executable, "-m", "tests.loaded"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # its libraries are loaded: what they cost is no test's
 
     def run(self, arguments: Sequence[str | Path], folder: Path) -> Ran:
         """`["memkit", …]` or `["script.py"]`, in `folder`."""
@@ -85,6 +87,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _load()
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         started = time.monotonic()

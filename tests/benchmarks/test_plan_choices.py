@@ -99,6 +99,7 @@ def test_the_evidence_has_every_group() -> None:
             assert {f"{each['cap_gib']:g}": each["best"] for each in kept["cases"]} == group["caps_gib"]
 
 
+@pytest.mark.slow
 def test_the_evidence_is_what_is_computed_today() -> None:
     """Defect: scores that went with other predictions: `benchmarks/plan_choices.py` makes them anew in seconds."""
     found = json.loads(json.dumps(plan_choices.evidence()))

@@ -113,6 +113,7 @@ def value_at(config: Any, path: str) -> Any:
     return functools.reduce(lambda node, part: node[part], path.split("."), config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card", one_each(KNOWN_GPUS))
 def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parser(
     card: str, monkeypatch: pytest.MonkeyPatch

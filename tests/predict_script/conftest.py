@@ -22,6 +22,7 @@ Predict = Callable[..., Outcome]
 @pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:
     made = Worker()
+    made.wait()
     yield made
     made.close()
 

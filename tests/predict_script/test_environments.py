@@ -160,6 +160,7 @@ def test_memkit_in_its_own_environment_goes_by_the_active_one(own: Path, other: 
     assert found["categories"] == expected.to_json()["categories"]
 
 
+@pytest.mark.slow
 def test_without_the_libraries_a_line_says_what_to_do(own: Path, tmp_path: Path) -> None:
     """Would notice: a traceback, where memkit lies alone and nothing is active; a conda base that is taken for the
     environment that trains; a check that needs torch."""

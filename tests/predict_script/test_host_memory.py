@@ -91,6 +91,7 @@ def test_tensors_on_the_host_are_what_a_process_takes(predict: Predict, tmp_path
     assert predicted["float32"]["load"] == pytest.approx(measured["load float32"], rel=0.07)
 
 
+@pytest.mark.slow
 def test_ranks_load_one_each_and_ram_that_is_given_is_judged(
     tmp_path: Path, model: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from tests.prediction.fake_and_real_child import Child
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     made = Worker()
+    made.wait()
     yield made
     made.close()
 

@@ -40,6 +40,7 @@ def test_the_head_on_a_gpu_makes_a_tile_of_logits(worker: Worker, setting: str, 
     assert found < 12 * batch * length * words / 5
 
 
+@pytest.mark.slow
 def test_packed_sequences_have_a_mask_of_their_own(worker: Worker) -> None:
     """Without flash attention it is made for the whole row: tokens × tokens, a byte each."""
     peaks = []

@@ -77,6 +77,7 @@ def test_the_decoder_limits_the_length(speech: Recipe, small_gpu: Machine) -> No
         resolve(speech, small_gpu, Request(variant="8bit", sequence_length=449), use_hub=False)
 
 
+@pytest.mark.slow
 def test_it_trains_on_files_and_counts_wrong_words(
     speech: Recipe, small_gpu: Machine, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,8 @@ def numbers(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 @proves("same-result", "compile")
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_losses_are_those_of_the_uncompiled_model(train: Train, backend: str) -> None:
     """eager: exactly. aot_eager: rounding of what is recomputed. inductor fuses: tried in benchmarks."""
     rows = [{name: value[0] for name, value in batch(1, 16, ignored=False).items()}] * 4

@@ -158,6 +158,7 @@ def counters() -> Any:
 @pytest.mark.parametrize(
     "compiled", [None, *(pytest.param(part, marks=pytest.mark.slow) for part in (compile_root, compile_layers))]
 )
+@pytest.mark.slow
 def test_compiled_training_has_no_more_graphs(make_trainer: Any, allocator: Any, counters: Any, compiled: Any) -> None:
     found = []
     # The first run warms up: a process compiles some helpers only once.
