@@ -40,12 +40,13 @@ def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.P
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
-    environment["TMPDIR"] = str(temporary)
-    arguments = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": environment}
-    process = subprocess.Popen([*command], **arguments)  # type: ignore[call-overload]
+    # A folder that torch makes as soon as its compiler is imported, and keeps.
+    environment |= {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen([*command], stdout=said, stderr=said, cwd=folder, env=environment)
     deadline = time.monotonic() + 120
     while not when(found := psutil.Process(process.pid).children(recursive=True)):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()
         time.sleep(0.05)
     process.kill()
     process.wait()

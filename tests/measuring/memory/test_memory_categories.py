@@ -53,8 +53,7 @@ def test_copies_that_only_the_optimizer_has() -> None:
 
 
 @pytest.mark.slow
-def test_quantized_states_count_by_their_inner_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._dynamo.config.disable", True)  # its step would be compiled
+def test_quantized_states_count_by_their_inner_tensors() -> None:
     low_bit = pytest.importorskip("torchao.optim")
     model = nn.Linear(64, 128, bias=False)
     optimizer = low_bit.AdamW8bit(model.parameters())
