@@ -22,6 +22,7 @@ from typing import IO, Final, Self
 
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.errors import InputError
+from hf_memkit.common.socket_paths import short_address
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction import wire
@@ -212,7 +213,8 @@ class _Waiting:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(str(path))
+        with short_address(path) as address:
+            self._socket.connect(address)
         self._lines: IO[bytes] = self._socket.makefile("rb")
         self._lock = threading.Lock()
         self._answers: dict[str, Future[ForkEnded]] = {}

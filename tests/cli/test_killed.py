@@ -37,7 +37,7 @@ LIMIT_S = 15
 def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.Process]], bool]) -> None:
     """Starts `memkit COMMAND` beside `train.py`, kills it in the moment `when`, and waits for its descendants."""
     (folder / "train.py").write_text(code)
-    temporary = folder / "temporary"
+    temporary = folder / ("temporary" * 10)  # the path of a socket in it would have more than 107 bytes
     temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
     # A folder that torch makes as soon as its compiler is imported, and keeps.

@@ -30,6 +30,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.common.ended_with_parent import end_with
+from hf_memkit.common.socket_paths import short_address
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.libraries.adapters import chunk_losses, give_adapters, made_at, with_adapters
 from hf_memkit.prediction.trace.request import EARLY, LATE, ForkEnded, ForkRequest
@@ -95,7 +96,8 @@ class Forks:
         self.folder_begins(arguments)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             temporary = self.folder / f"{name}.new"
-            door.bind(str(temporary))
+            with short_address(temporary) as address:
+                door.bind(address)
             door.listen(1)
             temporary.rename(self.folder / name)
             connection, _ = door.accept()
