@@ -81,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
-    config.pluginmanager.register(CpuLimit())
+    config.pluginmanager.register(CpuLimit(MARKERS))
     if not (config.option.slow or config.option.exhaustive or hasattr(config, "workerinput")):
         # On a machine that has built the operators too, a test that uses one and has no marker is found out.
         config.stash[NO_OPERATORS] = tempfile.TemporaryDirectory()

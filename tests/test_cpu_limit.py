@@ -1,4 +1,4 @@
-"""The limit that plain tests have is one that a test can fail."""
+"""Tests over the limit of CPU time fail, others pass."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ cpu_limit.LIMIT_S, cpu_limit._import_s = 0.3, lambda: 0.1
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: ")
-    config.pluginmanager.register(cpu_limit.CpuLimit())
+    config.pluginmanager.register(cpu_limit.CpuLimit(["slow"]))
 """
 BURNS = "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass\n"
 TESTS = f"""

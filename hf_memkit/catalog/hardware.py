@@ -356,8 +356,8 @@ def _existing(path: Path) -> Path:
 
 
 def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Machine:
-    """This machine, with the free disk at `disk_path` (or its nearest parent that exists). `gpu`: in the place of its
-    own, which is then not looked for: that can take importing torch."""
+    """This machine, with the free disk at `disk_path` (or its nearest parent that exists). With
+    `gpu`, no GPU is looked for, which could import torch."""
     path = _existing(user_path(disk_path).absolute())
     ram_bytes = _ram_bytes()
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -45,10 +45,10 @@ _FIRST: Final = "Start here"
 _MORE: Final = "More commands"
 
 
-def _add(module: ModuleType, panel: str, said: str, kind: type[TyperCommand] | None = None) -> None:
-    """The verb that a module is named after, with its examples."""
+def _add(module: ModuleType, panel: str, summary: str, kind: type[TyperCommand] | None = None) -> None:
+    """Adds the command that the module is named after, with its examples."""
     name = module.__name__.rpartition(".")[2]
-    app.command(name, cls=kind, help=said, epilog=module.EXAMPLES, rich_help_panel=panel)(getattr(module, name))
+    app.command(name, cls=kind, help=summary, epilog=module.EXAMPLES, rich_help_panel=panel)(getattr(module, name))
 
 
 _HERE, _TRAINS = environment.InEnvironment, environment.Trains

@@ -73,7 +73,7 @@ JsonOfRun = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help
 
 
 def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with an option for each field of a parameter that is a dataclass, in its place."""
+    """Turns each parameter that is a dataclass into command-line options, one for each of its fields."""
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
@@ -97,7 +97,7 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell(line: str) -> None:
-    """Says it on standard error, at once."""
+    """Prints a line to standard error at once."""
     print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
     from hf_memkit.common.user_script import UserScript
     from hf_memkit.plan.judgement import Judged
-    from hf_memkit.plan.make_plan import Asked
+    from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
     from hf_memkit.setup.setup import Setup
@@ -141,7 +141,7 @@ def plan(
     from hf_memkit.cli.plan_host import read_host
     from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
     from hf_memkit.measuring.report.document import check_file
-    from hf_memkit.plan.make_plan import Asked
+    from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
 
     refuse_other_subjects(script, vars(of_setup), module=module, verify=verify)
@@ -181,11 +181,11 @@ def plan(
     setups = None
     if found is None:
         setups = setups_for(machines, of_setup, ram=ram, gpus=gpus)
-    asked = Asked(
+    wanted = PlanRequest(
         gpus=gpus, environment=environment, also=tuple(also or ()), limit_s=limit, ram_is_given=ram is not None,
         host=of_host, sequences=sequences_per_step, keeps=True,
     )  # fmt: skip
-    plans = _planned(found, setups, machines, asked, trust_remote_code=of_setup.trust_remote_code)
+    plans = _planned(found, setups, machines, wanted, trust_remote_code=of_setup.trust_remote_code)
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
     if launched is not None:
@@ -223,7 +223,7 @@ def _planned(
     script: UserScript | None,
     setups: Sequence[Setup] | None,
     machines: Sequence[Machine],
-    asked: Asked,
+    wanted: PlanRequest,
     *,
     trust_remote_code: bool,
 ) -> tuple[Plan, ...] | None:
@@ -238,11 +238,11 @@ def _planned(
     tell("searching for setups; Ctrl-C prints the best so far")
     try:
         with ended_by_signals("Ctrl-C: printing the best so far") as ended:
-            asked = replace(asked, said=_Progress(machines))
+            wanted = replace(wanted, on_judged=_Progress(machines))
             if script is None:
-                plans = planned_setups(setups or (), asked, trust_remote_code=trust_remote_code)
+                plans = planned_setups(setups or (), wanted, trust_remote_code=trust_remote_code)
             else:
-                plans = plan_gpus(script, machines, asked)
+                plans = plan_gpus(script, machines, wanted)
             if not plans:
                 ended()
     except ScriptFailed as error:

@@ -13,7 +13,7 @@ from hf_memkit.common.units import MIB
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
-    from hf_memkit.plan.make_plan import Asked
+    from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan import Plan
     from hf_memkit.setup.request import Request
     from hf_memkit.setup.setup import Setup
@@ -24,7 +24,7 @@ _NO_SCRIPT: Final = "Instead of a script: a model or a recipe"
 
 @dataclass(frozen=True, kw_only=True)
 class SetupOptions:
-    """What `memkit plan` takes in the place of a script."""
+    """Options of `memkit plan` that describe a training without a script."""
 
     model: Annotated[
         str | None, typer.Option(help="Hub ID or local folder. No weights are loaded.", rich_help_panel=_NO_SCRIPT)
@@ -109,13 +109,13 @@ def _setup(request: Request, options: SetupOptions) -> Setup:
     return resolve(request, None, recipe=recipe, stored=True)[0]
 
 
-def planned_setups(setups: Sequence[Setup], asked: Asked, *, trust_remote_code: bool) -> tuple[Plan, ...]:
+def planned_setups(setups: Sequence[Setup], wanted: PlanRequest, *, trust_remote_code: bool) -> tuple[Plan, ...]:
     """A plan for each; those that Ctrl-C leaves out are not there."""
     from hf_memkit.plan.make_plan import plan_setup
 
     found: list[Plan] = []
     for setup in setups:
-        found.append(plan_setup(setup, asked, trust_remote_code=trust_remote_code))
+        found.append(plan_setup(setup, wanted, trust_remote_code=trust_remote_code))
         if found[-1].stopped_by_hand:
             break
     return tuple(found)

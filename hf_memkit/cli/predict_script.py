@@ -168,11 +168,11 @@ def predict_script(
         if nodes > 1:  # a plan is of one machine
             return None
         from hf_memkit.cli.predict_next import next_setup
-        from hf_memkit.plan.make_plan import Asked, nearest_setup
+        from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
 
-        asked = Asked(gpus=gpus, environment=environment, ram_is_given=ram is not None)
+        wanted = PlanRequest(gpus=gpus, environment=environment, ram_is_given=ram is not None)
         # The script runs once more for that.
-        return searched(lambda: next_setup(lambda: nearest_setup(script, machine, asked)))
+        return searched(lambda: next_setup(lambda: nearest_setup(script, machine, wanted)))
 
     known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
     known += [*of_batches(prediction, training.batches), *_instead(prediction)]

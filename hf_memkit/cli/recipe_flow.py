@@ -179,9 +179,8 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
 
 
 def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | None, judge: Judge) -> RecipeRun:
-    """The run with its prediction, told before the model is loaded if it does not fit; of a rehearsal, that of its
-    target where `prediction`, by which the setup was chosen, has it. What cannot be predicted is not in the way of a
-    run."""
+    """Adds the prediction to the run, and warns if the run does not fit. A rehearsal gets that of its target, if the
+    setup was chosen by one (`prediction`). A run that cannot be predicted goes on without."""
     from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.cli import render
     from hf_memkit.common.errors import MemkitError

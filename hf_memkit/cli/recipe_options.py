@@ -42,8 +42,8 @@ class RunOptions(FolderOptions):
 
 
 def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = None) -> Request:
-    """The request with its own arguments; `launched`: where a launcher says it. What is wrong whatever the machine is
-    told at once: before torch is imported, or a process is started."""
+    """Reads the request with the user's own arguments, and refuses what is wrong on any machine before torch is
+    imported or a process starts. `launched`: ranks and machines that a launcher gives."""
     from hf_memkit.recipes.resolve import read_own
     from hf_memkit.recipes.settings import refuse_wrong
 

@@ -1,4 +1,4 @@
-"""Paths of sockets, which Linux limits to 107 bytes: a folder for temporary files can be longer by itself."""
+"""Short paths for sockets: Linux allows 107 bytes (unix(7)), and the path of a temporary folder can be longer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """Another name of `path`, to bind or connect a socket to, that does not contain its folder's."""
+    """A path to bind or connect a socket to, as short for a long folder as for a short one."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

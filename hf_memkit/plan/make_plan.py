@@ -51,27 +51,27 @@ _ROWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a plan is to be of.
+class PlanRequest:
+    """What the user wants planned, beside the script and the machines.
 
     Attributes:
-        gpus: of each machine, that train.
-        environment: the variables that the script gets; None: this process's.
-        also: other methods that are looked at: `"lora"`, `"qlora"`, and optimizers (`optim`).
-        limit_s: how long candidates are traced for each machine, from the script's own preparation on. None:
+        gpus: GPUs that train on each machine.
+        environment: variables of the script; None: this process's.
+        also: further methods to try: `"lora"`, `"qlora"`, and optimizers (values of `optim`).
+        limit_s: seconds to trace candidates for each machine, counted from the script's own preparation. None:
             `LIMIT_S`, and longer while that pays (`time_limit.py`).
-        said: is told of each candidate that is judged.
-        ram_is_given: whether the machine's RAM is the one in question.
-        host: what the user says of the machine's CPU and disk; None: nothing.
-        sequences: of an optimizer step on all GPUs together, in the place of the script's; None: those.
-        keeps: whether traces of earlier plans are taken, and these kept for later ones.
+        on_judged: called with each candidate after its verdict.
+        ram_is_given: whether the user named the machine's RAM, so that it decides verdicts.
+        host: speeds of CPU and disk that the user gave; None: none.
+        sequences: sequences of an optimizer step on all GPUs together; None: as many as the script's.
+        keeps: whether to read traces that earlier plans kept, and to keep new ones.
     """
 
     gpus: int = 1
     environment: Mapping[str, str] | None = None
     also: tuple[str, ...] = ()
     limit_s: float | None = None
-    said: Callable[[Judged], None] = lambda _: None
+    on_judged: Callable[[Judged], None] = lambda _: None
     ram_is_given: bool = False
     host: GivenHost | None = None
     sequences: int | None = None
@@ -82,13 +82,11 @@ class Asked:
         return dict(os.environ if self.environment is None else self.environment)
 
 
-def plan_setup(setup: Setup, asked: Asked, *, trust_remote_code: bool = False) -> Plan:
-    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
-    longest. How long its whole training takes is not known. `trust_remote_code`: whether the model's own code may be
-    run."""
-    sequences = asked.sequences or 0
-    with _as_script(setup, asked, trust_remote_code=trust_remote_code, sequences=sequences) as (script, asked):
-        (found,) = plan_gpus(script, [setup.sized_job.machine], asked)
+def plan_setup(setup: Setup, request: PlanRequest, *, trust_remote_code: bool = False) -> Plan:
+    """A plan for a setup without a script, with made-up rows of its full length; the length of the whole training is
+    unknown. `trust_remote_code`: whether the model's own code may run."""
+    with _as_script(setup, request, trust_remote_code=trust_remote_code) as (script, request):
+        (found,) = plan_gpus(script, [setup.sized_job.machine], request)
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
     left_out = dict(found.left_out)
@@ -99,9 +97,9 @@ def plan_setup(setup: Setup, asked: Asked, *, trust_remote_code: bool = False) -
 
 @contextlib.contextmanager
 def _as_script(
-    setup: Setup, asked: Asked, *, trust_remote_code: bool, sequences: int = 0
-) -> Iterator[tuple[UserScript, Asked]]:
-    """What trains as the setup does, with rows that mean nothing, enough for so many a step; what is asked of it."""
+    setup: Setup, request: PlanRequest, *, trust_remote_code: bool
+) -> Iterator[tuple[UserScript, PlanRequest]]:
+    """A script that trains the setup on made-up rows, and the request for a plan of it."""
     job = setup.sized_job
     sizes = {
         "per_device_train_batch_size": job.micro_batch_size,
@@ -109,23 +107,23 @@ def _as_script(
     }
     for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
-    rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, sequences)
+    rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, request.sequences or 0)
     training = SetupTraining(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
     variables = {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
     with as_script(training) as script:
-        yield script, replace(asked, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False)
+        yield script, replace(request, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False)
 
 
-_NOTHING_ELSE: Final = Asked()
+_DEFAULTS: Final = PlanRequest()
 
 
-def plan_gpus(script: UserScript, machines: Sequence[Machine], asked: Asked = _NOTHING_ELSE) -> tuple[Plan, ...]:
+def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequest = _DEFAULTS) -> tuple[Plan, ...]:
     """The fastest setups of a script's training that fit: a plan for each machine, in their order, but those that
     Ctrl-C leaves out. GPUs of one compute capability share traces. Refuses a script that cannot be predicted as it
     stands."""
     if any(machine.gpu is None for machine in machines):
         raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
-    if asked.sequences is not None and (line := wrong_sequences(asked.sequences, asked.gpus)):
+    if request.sequences is not None and (line := wrong_sequences(request.sequences, request.gpus)):
         raise InputError(line)
     found: dict[int, Plan] = {}
     with judging_pool() as pool:
@@ -136,11 +134,11 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], asked: Asked = _N
             largest = max(
                 (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
             )
-            with ScriptTraces(script, largest, asked.variables, gpus=asked.gpus, keeps=asked.keeps) as traces:
+            with ScriptTraces(script, largest, request.variables, gpus=request.gpus, keeps=request.keeps) as traces:
                 traces.start()
                 for at in numbers:
-                    pricing = Pricing.of(machines[at], asked.host)
-                    judge = _Judge(traces, pool, script, _with_disk(machines[at], pricing.given), asked, pricing)
+                    pricing = Pricing.of(machines[at], request.host)
+                    judge = _Judge(traces, pool, script, _with_disk(machines[at], pricing.given), request, pricing)
                     found[at] = replace(_planned(judge), machine=machines[at])
                     if found[at].stopped_by_hand:
                         return tuple(found[each] for each in sorted(found))
@@ -163,37 +161,39 @@ def _kind(machine: Machine) -> tuple[float, bool]:
     return machine.gpu.capability or 0.0, machine.gpu.bf16
 
 
-def nearest_setup(script: UserScript, machine: Machine, asked: Asked) -> Judged | None:
+def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judged | None:
     """The setup of the same batch that fits with the fewest changes, traced; None: none was found. Refuses as
     `plan_gpus`."""
-    asked = replace(asked, limit_s=LIMIT_S)
-    with judging_pool() as pool, ScriptTraces(script, machine, asked.variables, gpus=asked.gpus) as traces:
+    request = replace(request, limit_s=LIMIT_S)
+    with judging_pool() as pool, ScriptTraces(script, machine, request.variables, gpus=request.gpus) as traces:
         traces.start()
-        return _search(_Judge(traces, pool, script, machine, asked, Pricing.of(machine)))[0].nearest()
+        return _search(_Judge(traces, pool, script, machine, request, Pricing.of(machine)))[0].nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
     """As `nearest_setup`, of what a setup comes to."""
-    with _as_script(setup, _NOTHING_ELSE, trust_remote_code=trust_remote_code) as (script, asked):
-        return nearest_setup(script, setup.sized_job.machine, asked)
+    with _as_script(setup, _DEFAULTS, trust_remote_code=trust_remote_code) as (script, request):
+        return nearest_setup(script, setup.sized_job.machine, request)
 
 
 def _search(judge: _Judge) -> tuple[Search, Judged, LeftOut]:
     """(a search that has not begun, the script as it stands, what no candidate has)."""
-    as_it_is, asked = judge.own(), judge.asked
+    as_it_is, request = judge.own(), judge.request
     own = as_it_is.training
     assert own is not None
     left_out: LeftOut = {}
     ways = choices_for(
-        own, judge.machine, asked.variables, gpus=asked.gpus, left_out=left_out, also=asked.also,
+        own, judge.machine, request.variables, gpus=request.gpus, left_out=left_out, also=request.also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
-    per_gpu, (group, why) = _asked_for(asked.sequences, own.facts) // asked.gpus, of_batch(own.facts.batch)
+    per_gpu, (group, why) = _asked_for(request.sequences, own.facts) // request.gpus, of_batch(own.facts.batch)
     if group == "another method":
         left_out["another micro-batch"] = why
     evaluation = functools.partial(smaller_evaluations, own)
-    limit = TimeLimit(asked.limit_s)
-    search = Search(judge, as_it_is.candidate, ways, (group, why), asked.said, limit, judge.end, evaluation, per_gpu)
+    limit = TimeLimit(request.limit_s)
+    search = Search(
+        judge, as_it_is.candidate, ways, (group, why), request.on_judged, limit, judge.end, evaluation, per_gpu
+    )
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
@@ -213,13 +213,13 @@ def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
 
 
 def _planned(judge: _Judge) -> Plan:
-    asked = judge.asked
+    request = judge.request
     search, as_it_is, left_out = _search(judge)
     try:
-        asked.said(as_it_is)
+        request.on_judged(as_it_is)
         if search.per_gpu and (first := search.with_its_batch()) != search.own:
             search.judged[first] = judge.first_of(first)
-            asked.said(search.judged[first])
+            request.on_judged(search.judged[first])
         search.run()
     except KeyboardInterrupt:  # between the two: the script as it stands is judged
         search.stopped = search.stopped_by_hand = True
@@ -228,7 +228,7 @@ def _planned(judge: _Judge) -> Plan:
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
     tried = {choice.name for each in search.judged for choice in each.choices}
     longer = "" if search.stopped_by_hand else "; --limit SECONDS gives it more time"
-    also = tuple(ADAPTERS.get(each, each) for each in asked.also)
+    also = tuple(ADAPTERS.get(each, each) for each in request.also)
     for name in also:
         if name not in tried:
             left_out.setdefault(name, f"the search ended before it{longer}")
@@ -238,13 +238,13 @@ def _planned(judge: _Judge) -> Plan:
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
-        gpus=asked.gpus,
+        gpus=request.gpus,
         own=as_it_is,
         traced=tuple(each for each in search.judged.values() if not each.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
         also=also,
-        sequences=asked.sequences or 0,
+        sequences=request.sequences or 0,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
         notes=(
@@ -306,7 +306,7 @@ class _Judge:
     pool: ProcessPoolExecutor
     script: UserScript
     machine: Machine
-    asked: Asked
+    request: PlanRequest
     pricing: Pricing
     as_it_is: Judged = field(init=False)
     first: Judged = field(init=False)  # to whose steps all others are held
@@ -333,7 +333,7 @@ class _Judge:
     def _tried(self, candidate: SetupCandidate) -> Judged:
         settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
         assert self.as_it_is.training is not None
-        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.asked.gpus):
+        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.request.gpus):
             return Judged(candidate, why=why)
         try:
             return self._judged(candidate, replace(candidate.overrides, environment={}))
@@ -394,8 +394,8 @@ class _Judge:
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)
-        environment = {**self.asked.variables, **candidate.environment}
+        environment = {**self.request.variables, **candidate.environment}
         return self.pool.submit(
             of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.asked.gpus, environment, self.pricing, self.asked.ram_is_given,
+            self.request.gpus, environment, self.pricing, self.request.ram_is_given,
         ).result()  # fmt: skip

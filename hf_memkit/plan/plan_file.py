@@ -58,7 +58,7 @@ def check_plan_file(path: str) -> None:
 
 
 def write_plan(plan: Plan, path: str) -> Path:
-    """Writes it, in the place of a plan that memkit wrote before."""
+    """Writes the plan; an earlier plan of memkit is replaced."""
     check_plan_file(path)
     target = user_path(path)
     write_text(target, plan_text(plan, path), overwrite=True)

@@ -137,8 +137,8 @@ class ScriptTraces:
                 self._waiting[name] = _Waiting(self._folder / name)
 
     def of(self, overrides: Overrides) -> TraceFile:
-        """The trace of the script with these settings in the place of its own; each is made once. A CancelledError
-        after `end`."""
+        """The trace of the script with these settings changed; each is made once. Raises CancelledError after
+        `end`."""
         key = json.dumps(overrides.to_json(), sort_keys=True)
         with self._asking:
             begins = key not in self._done

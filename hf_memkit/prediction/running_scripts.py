@@ -164,8 +164,8 @@ def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> 
 
 
 def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:
-    """On which device scripts are traced there, and what is to be said of that. InputError: no process for it
-    starts."""
+    """The device on which the worker traces scripts, and a note about it. Raises InputError if the worker does not
+    start."""
     with here(script):
         worker.wait()
     if worker.without_shim is None:

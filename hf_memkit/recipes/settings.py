@@ -113,7 +113,7 @@ _THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs",
 
 
 def refuse_wrong(recipe: Recipe, request: Request) -> None:
-    """Refuses what is wrong whatever the machine: told at once, before torch is imported or a process is started."""
+    """Refuses what is wrong on any machine, before torch is imported or a process starts."""
     described_gpu(request.gpu, request.gpu_memory)
     if request.ram:
         parse_size(request.ram, "--ram")

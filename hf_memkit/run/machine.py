@@ -22,8 +22,8 @@ from hf_memkit.setup.techniques.allocator import VARIABLE, set_allocator
 
 
 def refuse_what_does_not_fit(job: RecipeRun, say: Callable[[str], None]) -> None:
-    """Of a folder that may have been written elsewhere: refuses what by formula needs more than this machine has.
-    `say` is told if it is predicted not to fit."""
+    """Refuses a folder, perhaps written on another machine, whose ledger needs more than this machine has. Says so
+    through `say` if a prediction does not fit."""
     if job.is_rehearsal:
         return
     machine = this_machine(nvme_path(job.setup) or job.output)

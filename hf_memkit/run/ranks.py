@@ -147,8 +147,8 @@ class Ranks:
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """What a launcher said, or a rank among one if none did. Refuses one that does not say how many there are on this
-    machine."""
+    """This process's rank, from a launcher's variables; without a launcher, the only rank. Refuses a launcher that
+    does not give the number of ranks on this machine."""
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environment.keys():
         return Ranks()
     rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))

@@ -7,17 +7,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import cast
 
 import psutil
 import pytest
 
+from hf_memkit.cli.run_folder import FolderOptions, train
 from hf_memkit.common.errors import TraceFailed
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace, rounded
 from hf_memkit.prediction.traced_training import Outcome
-from hf_memkit.prediction.worker import Worker, close_workers, lent_worker
+from hf_memkit.prediction.worker import Worker, close_workers, lent_worker, shared_worker
+from hf_memkit.run.folder import RecipeRun
+from hf_memkit.run.ranks import ranks_from_environment
 from tests.prediction.cases import GPT2, LLAMA, facts, traced, training
 
 
@@ -160,3 +164,21 @@ def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch)
         found = [each.died for each in pool.map(one.run, asked)]
         assert [each.split()[1:] for each in found if each] == [[str(number), "0"] for number in range(1, 9)]
         one.close()
+
+
+def test_workers_have_ended_when_a_recipe_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    close_workers()
+    monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
+    request = ScriptRequest(UserScript("train.py"), ".", {})
+    with lent_worker(None) as lent:
+        workers = [int((each.run(request).died or "").split()[0]) for each in (lent, shared_worker())]
+    left = []
+
+    def run(*_: object, **__: object) -> dict[str, str]:
+        left.extend(each for each in workers if psutil.pid_exists(each))
+        return {"status": "finished"}
+
+    monkeypatch.setattr("hf_memkit.run.training.run", run)
+    assert all(map(psutil.pid_exists, workers))
+    assert train(cast(RecipeRun, None), ranks_from_environment(), FolderOptions(as_json=True)) == 0
+    assert not left
