@@ -70,6 +70,7 @@ def test_every_dashboard(make_trainer: Any, readers: list[Any], tmp_path: Path, 
     trainer.train()
     summary = dict(wandb.run.summary)
     wandb.finish()
+    wandb.teardown()  # its threads end too
     few = {f"train/memory/{name}" for name in FEW}
     scalars = tensorboard_scalars(tmp_path)
     assert {tag for tag in scalars if "memory" in tag} == {key for key in summary if "memory/" in key} == few

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -15,9 +16,17 @@ from hf_memkit.measuring.callback import numbers_of_ranks
 from hf_memkit.measuring.callback.dashboard import over_ranks
 from hf_memkit.measuring.callback.numbers_of_ranks import Heard, RankNumbers, join_ranks
 
+HOST = """
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+
 
 class Ranks(NamedTuple):
-    host: int
+    host: subprocess.Popen[str]
     first: RankNumbers
     second: RankNumbers
     third: RankNumbers
@@ -26,18 +35,13 @@ class Ranks(NamedTuple):
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(numbers_of_ranks, "_INTERVAL_S", 0.02)
-    read, write = os.pipe()
-    host = os.fork()
-    if not host:
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(write, str(server.port).encode())
-        time.sleep(600)
-        os._exit(0)
-    store = TCPStore("127.0.0.1", int(os.read(read, 10)), is_master=False)
-    started = Ranks(host, *(RankNumbers(store, rank, 3, "a training") for rank in range(3)))
-    yield started
-    os.kill(host, signal.SIGKILL)
-    os.waitpid(host, 0)
+    # Not a fork: the store's threads would start among locks that threads of other tests' libraries may hold.
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        store = TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False)
+        started = Ranks(host, *(RankNumbers(store, rank, 3, "a training") for rank in range(3)))
+        yield started
+        host.kill()
     for rank in started[1:]:
         rank.close()
 
@@ -72,7 +76,7 @@ def test_a_store_that_hangs_or_is_gone(ranks: Ranks, sent: signal.Signals) -> No
     """The training thread does not wait for it."""
     ranks.second.publish(1, {"peak_allocated_gib": 2.0})
     until(lambda: 1 in ranks.first.heard())
-    os.kill(ranks.host, sent)
+    ranks.host.send_signal(sent)
     began = time.monotonic()
     for step in range(2, 12):
         ranks.second.publish(step, {})
