@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from hf_memkit.catalog.argument_values import misspelt, unknown
+from hf_memkit.catalog.argument_values import is_unknown, misspelt
 from hf_memkit.catalog.library_versions import current_name, fields
 from hf_memkit.checks.deepspeed_keys import SECTIONS
 from hf_memkit.checks.other_files import Other, is_accelerate, other_script, other_tool
@@ -178,13 +178,13 @@ def _kind(content: Mapping[str, Any]) -> Kind:
     either = {name for name in keys if name in fields() and (surely or _KNOWN[name].kind != "section")}
     others = content.keys() - theirs - either
     if coined:  # what is no argument is a slip in a DeepSpeed config
-        others = {name for name in others if not unknown(str(name)) or misspelt(str(name))}
+        others = {name for name in others if not is_unknown(str(name)) or misspelt(str(name))}
     return "deepspeed" if len(theirs) + surely > len(others) else "arguments"
 
 
 def _deepspeed_key(name: str) -> str:
     """The key at the top of a DeepSpeed config that `name` is, or nearly is while it is no argument; else empty."""
-    if name in _KNOWN or not unknown(name) or misspelt(name):
+    if name in _KNOWN or not is_unknown(name) or misspelt(name):
         return name if name in _KNOWN else ""
     return next(iter(get_close_matches(name, _KNOWN, n=1, cutoff=0.85)), "")
 

@@ -101,7 +101,7 @@ def list_presets(
 
     if as_json:
         presets = [
-            {"name": name, "for_whom": each.for_whom, "techniques": list(each.techniques)}
+            {"name": name, "for_whom": each.audience, "techniques": list(each.techniques)}
             for name, each in PRESETS.items()
         ]
         print(json.dumps({"presets": presets, "techniques": [t.to_json() for t in TECHNIQUES.values()]}, indent=2))

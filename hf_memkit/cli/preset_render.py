@@ -26,7 +26,7 @@ def presets() -> None:
 
     table = plain_table("preset", "for whom", "techniques")
     for name, each in PRESETS.items():
-        table.add_row(name, each.for_whom, ", ".join(each.techniques))
+        table.add_row(name, each.audience, ", ".join(each.techniques))
     Console(highlight=False).print(table)
     say("")
     say("Techniques; join them to a preset by + (memkit preset list --techniques: what each saves and costs):")
@@ -69,7 +69,7 @@ def shown(setup: Setup, file: ArgumentFile) -> None:
         say(f"PROBLEM: {problem}")
     for part in setup.preset.split("+"):
         each = PRESETS.get(part.strip())
-        say(f"{part.strip()}: {each.for_whom}" if each else f"{part.strip()}: a technique")
+        say(f"{part.strip()}: {each.audience}" if each else f"{part.strip()}: a technique")
     wide = Console(highlight=False)
     table = plain_table("technique", "saves", "costs")
     for name in setup.techniques:

@@ -1,8 +1,5 @@
-"""Sizes: parse what people write, print what people read.
-
-GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a GPU's box ("16 GB") is a
-name rather than a size: `hf_memkit.catalog.hardware` knows what such a GPU really has.
-"""
+"""Parse sizes and rates, and format them. GiB is always 2**30 bytes, GB always 10**9 bytes. The figure on a GPU's box
+("16 GB") is a name, not a size: `hf_memkit.catalog.hardware` has the real capacity of such a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def parse_size(text: str, what: str = "") -> int:
 
     Args:
         text: a number and a unit.
-        what: the size of what, with which a message begins, such as `"RAM"`.
+        what: start of an error message, such as `"RAM"`.
 
     Raises:
         InputError: `text` is not a size, has no unit, or is not above zero.
@@ -80,10 +77,8 @@ def format_mib(size_bytes: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """A size in the unit in which it can be read: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`.
-
-    From 0.1 of a unit on it is that unit, so that nothing but nothing reads as 0.00.
-    """
+    """A size in a readable unit: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`. A unit is used from 0.1 of it on, so that
+    only 0 bytes are shown as 0.00."""
     if size_bytes == 0 or abs(size_bytes) >= GIB / 10:
         return format_gib(size_bytes)
     return format_mib(size_bytes) if abs(size_bytes) >= MIB / 10 else f"{size_bytes / KIB:.1f} KiB"

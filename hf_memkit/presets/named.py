@@ -26,7 +26,7 @@ class Preset:
             apply to the model.
     """
 
-    for_whom: str
+    audience: str
     techniques: tuple[str, ...]
     checkpoint_bytes_per_parameter: float
     solves_for: Literal["micro-batch", "batch", "sequence"] = "micro-batch"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from hf_memkit.catalog.argument_values import unknown
+from hf_memkit.catalog.argument_values import is_unknown
 from hf_memkit.catalog.former_arguments import former_arguments
 from hf_memkit.catalog.hardware import Machine, described_gpu, described_machine
 from hf_memkit.catalog.library_versions import GENERATION_FIELDS
@@ -92,7 +92,7 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     """What the user's file holds that may decide memory, and is no part of the setup."""
     if path is None:
         return []
-    strange = [str(name) for name in own if unknown(str(name)) and name not in former_arguments(own)]
+    strange = [str(name) for name in own if is_unknown(str(name)) and name not in former_arguments(own)]
     scripts = [name for name, value in own.items() if name in _NOT_TRAINER_S and value not in (None, False)]
     warnings = former_lines(path, own)
     if strange:

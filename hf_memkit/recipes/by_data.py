@@ -142,7 +142,7 @@ def _lengths_of(setup: Setup, columns: Sequence[str]) -> BatchLengths:
     with tempfile.TemporaryDirectory() as folder:
         script, *_ = export_script(RecipeRun("this recipe", setup.preset, setup), Path(folder))
         try:
-            return lengths_of(UserScript.found(str(script)), setup.resolved_for.machine, columns)
+            return lengths_of(UserScript.at(str(script)), setup.resolved_for.machine, columns)
         except ScriptFailed as failed:
             if "ended without calling" not in str(failed):
                 raise

@@ -195,7 +195,7 @@ class _Training:
         Trainer.train = trained
         try:
             with _on_its_own(script.parent.resolve()), suppress(_Stopped):
-                UserScript.found(str(script)).run()
+                UserScript.at(str(script)).run()
         except SystemExit as left:
             if left.code not in (None, 0):
                 raise DataError(str(left.code)) from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from hf_memkit.catalog import library_versions
-from hf_memkit.catalog.argument_values import checked, convert, misspelt
+from hf_memkit.catalog.argument_values import check_values, convert, misspelt
 from hf_memkit.catalog.former_arguments import former_arguments
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.setup.request import below_one
@@ -135,7 +135,7 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         )
     if file.duplicates:
         raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
-    found, problems = checked(file.content)
+    found, problems = check_values(file.content)
     for name in found:
         if near := misspelt(str(name)):
             problems.append(f"{name}: no field of this name; did you mean {' or '.join(map(repr, near))}?")
@@ -177,7 +177,7 @@ def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ())
     if not given:
         return {}  # without looking at transformers, which takes seconds to import
     known = library_versions.argument_types()
-    found, problems = checked(given)
+    found, problems = check_values(given)
     problems += [
         f"{name}: no field of TrainingArguments{_instead(str(name), found[name], known)}"
         for name in found

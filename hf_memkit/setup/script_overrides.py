@@ -67,7 +67,7 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     each problem; whether the script's own class has a field is only known when it makes one (`install`)."""
     import yaml  # late: the environment of a script that is only traced may have none
 
-    from hf_memkit.catalog.argument_values import checked, misspelt
+    from hf_memkit.catalog.argument_values import check_values, misspelt
 
     try:
         content = parsed(str(path), yaml.safe_load, user_path(path).read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
             sections[name] = section
         else:
             problems.append(f"{path}: {name}: expected names with values, got {type(section).__name__}")
-    fields, wrong = checked(sections.get("arguments", {}))
+    fields, wrong = check_values(sections.get("arguments", {}))
     wrong += [
         f"{name}: no field of TrainingArguments; did you mean {' or '.join(map(repr, close))}?"
         for name in fields

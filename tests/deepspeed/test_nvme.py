@@ -112,7 +112,7 @@ $PYTHON -c 'from hf_memkit.deepspeed.nvme import preflight; print(preflight("m",
 """)
     if "no loop devices" in out:
         pytest.skip("NOT TESTED: this machine has no loop devices")
-    assert "takes pieces of 4096 bytes only" in out
+    assert "accepts pieces of 4096 bytes only" in out
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path: Path) -> None:

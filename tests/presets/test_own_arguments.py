@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.catalog import library_versions
-from hf_memkit.catalog.argument_values import checked, misspelt, unknown
+from hf_memkit.catalog.argument_values import check_values, is_unknown, misspelt
 from hf_memkit.catalog.former_arguments import _SUCCESSORS, ever_fields, former_arguments
 from hf_memkit.catalog.library_versions import fields, to_installed_arguments
 from hf_memkit.common.errors import SettingError
@@ -47,7 +47,7 @@ def test_without_settling_transformers_compiles_although_the_user_said_no(tmp_pa
 
 def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
     """transformers 5.23 takes the new name's value without a word, whatever the old name says."""
-    own, problems = checked({"gradient_checkpointing": False})
+    own, problems = check_values({"gradient_checkpointing": False})
     assert not problems
     made, replaced = settle(
         setup_of(
@@ -65,7 +65,7 @@ def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
         "your activation_checkpointing = False replaces the preset's True: the reason for "
         "arguments__activation_checkpointing"
     )
-    _, problems = checked({"gradient_checkpointing": False, "activation_checkpointing": True})
+    _, problems = check_values({"gradient_checkpointing": False, "activation_checkpointing": True})
     assert len(problems) == 1 and "same field" in problems[0]
 
 
@@ -123,7 +123,7 @@ def test_a_cpu_is_spared_what_it_cannot_do(tmp_path: Path) -> None:
     ],
 )
 def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: dict[str, Any]) -> None:
-    assert checked(given) == (written, [])
+    assert check_values(given) == (written, [])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: di
     ],
 )
 def test_values_that_mean_nothing_are_refused(given: dict[str, Any], said: str) -> None:
-    _, problems = checked(given)
+    _, problems = check_values(given)
     assert len(problems) == 1 and said in problems[0]
 
 
@@ -146,7 +146,7 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
 
     fields = [f for f in dataclasses.fields(TrainingArguments) if f.init and f.default is not dataclasses.MISSING]
     assert fields
-    assert checked({field.name: field.default for field in fields})[1] == []
+    assert check_values({field.name: field.default for field in fields})[1] == []
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_the_fields_of_trl_are_those_of_its_classes() -> None:
     trl = pytest.importorskip("trl")
     for config in (trl.SFTConfig, trl.DPOConfig, trl.GRPOConfig, trl.ModelConfig, trl.ScriptArguments):
         names = {each.name for each in dataclasses.fields(config) if each.init}
-        assert names <= fields() and not any(unknown(name) for name in names), config
+        assert names <= fields() and not any(is_unknown(name) for name in names), config

@@ -51,7 +51,7 @@ def ran(folder: Path, script: Path, *arguments: str, by: Path | None = None) -> 
             os.environ.update(HF_HOME=str(folder / "cache"), HF_DATASETS_CACHE=str(folder / "cache"))
             sys.stderr = (folder / "err").open("w")
             if by is None:
-                UserScript.found(str(script), arguments).run()
+                UserScript.at(str(script), arguments).run()
             else:
                 main(["run", "--plan", str(by), str(script), "--", *arguments])
             code = 0

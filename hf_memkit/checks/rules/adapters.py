@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.catalog.adapter_layers import adapted
+from hf_memkit.catalog.adapter_layers import adapted_layers
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
@@ -39,7 +39,7 @@ def adapter_target_missing(subject: Subject) -> Iterator[Found]:
     if subject.model is None or not subject.model.linears:
         return
     for name in _names(subject.adapter.get("target_modules")):
-        if name not in EMBEDDINGS and not adapted(subject.model, {"target_modules": [name]}):
+        if name not in EMBEDDINGS and not adapted_layers(subject.model, {"target_modules": [name]}):
             yield Found("adapter.target_modules", name)
 
 

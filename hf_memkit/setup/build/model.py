@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.catalog.models import hub_reachable, of_gated, quiet_transformers
+from hf_memkit.catalog.models import gated_message, hub_reachable, quiet_transformers
 from hf_memkit.common.errors import RunError
 from hf_memkit.setup.setup import Setup
 
@@ -102,7 +102,7 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
 def why_not_loaded(name: str, error: BaseException) -> str:
     """In one line why a model's weights cannot be loaded, and what to do."""
     if "gated repo" in str(error).lower():
-        return of_gated(name)
+        return gated_message(name)
     said = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
     return (
         f"cannot load the weights of {name!r}: {said}. Give another --model, or a folder written by `save_pretrained`"
