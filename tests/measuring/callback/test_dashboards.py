@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.common.errors import SettingError
-from hf_memkit.measuring.callback.numbers_of_ranks import Heard
+from hf_memkit.measuring.callback.numbers_of_ranks import RankSample
 from hf_memkit.measuring.memory.readers.host import HostReader
 from tests.measuring.recorded import QUIET, Recorded, with_peaks
 
@@ -93,8 +93,8 @@ def test_a_plain_callback_says_what_it_cannot_reach(
         trainer.train()
     assert not any("memory" in tag for tag in tensorboard_scalars(tmp_path / "tb"))
     assert all(ours(entry) for entry in trainer.state.log_history if "loss" in entry)
-    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_memkit")]
-    assert "tensorboard" in said and "attach(trainer)" in said
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_memkit")]
+    assert "tensorboard" in message and "attach(trainer)" in message
     caplog.clear()
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         attach(trainer).close()
@@ -139,8 +139,8 @@ def test_a_rank_that_fell_silent_is_left_out(
 ) -> None:
     """It is heard of until the logging step after its last numbers; and the exchange ends with the training."""
     closed: list[bool] = []
-    last = {1: Heard(1, {"peak_allocated_gib": 9.0}, age_s=60.0)}
-    others = SimpleNamespace(publish=lambda *given: None, heard=lambda: last, close=lambda: closed.append(True))
+    last = {1: RankSample(1, {"peak_allocated_gib": 9.0}, age_s=60.0)}
+    others = SimpleNamespace(publish=lambda *given: None, latest=lambda: last, close=lambda: closed.append(True))
     monkeypatch.setattr("hf_memkit.measuring.callback.one_training.join_ranks", lambda: others)
     trainer = make_trainer()
     attach(trainer, readers=[allocator], **QUIET)

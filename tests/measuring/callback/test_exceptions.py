@@ -234,7 +234,7 @@ def test_what_is_out_of_memory(error: BaseException, expected: bool) -> None:
 
 
 def test_a_script_that_catches(make_trainer: Any, shown: list[BaseException]) -> None:
-    """Nobody is told, nor of another thing of which the script dies. When the training is gone, its file says that it
+    """Not reported, like other errors that end the script. When the training is gone, its file says that it
     did not come to its end."""
     hook = sys.excepthook
     trainer, callback = fails_caught(make_trainer)

@@ -34,7 +34,7 @@ def test_a_script_that_exits_catches_and_dies(tmp_path: Path) -> None:
     assert found[-1]["status"] == "failed" and found[-1]["error_type"] == "OutOfMemoryError"
     assert "GPT2LMHeadModel" in stdout and "Out of memory in forward of step 3" in stdout  # the summary
     assert (tmp_path / "died" / "memory-report.html").read_text().lower().startswith("<!doctype html>")
-    assert "caught without a note" in stdout  # nobody is told of an exception that the script catches
+    assert "caught without a note" in stdout  # an exception that the script catches is not reported
     assert "exit code of the other: 3" in stdout
     for name, word in (("caught", "caught"), ("exited", "exit")):
         found = records(tmp_path / name)
