@@ -33,7 +33,7 @@ _KINDS: Final[dict[Kind, tuple[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key may hold.
+    """Allowed values of a key.
 
     Attributes:
         kind: whole number, number, switch (true or false), text, list, section (a mapping), any.
@@ -87,7 +87,7 @@ class Section:
     """Keys of one section.
 
     Attributes:
-        keys: what it may hold, by name; None if anything goes.
+        keys: its allowed keys, by name; None if all are allowed.
         strict: DeepSpeed rejects unknown keys here. Elsewhere it ignores them.
     """
 
@@ -321,7 +321,7 @@ def section_at(subject: Subject, name: str) -> Section | None:
 
 
 def key_at(subject: Subject, path: str) -> Key | None:
-    """What the key at a dotted path may hold; None if the section, or the key in it, is unknown."""
+    """The allowed values of the key at a dotted path; None if the section, or the key in it, is unknown."""
     section, name = section_at(subject, section_name(path)), path.rpartition(".")[2]
     if section is None or section.keys is None:
         return None

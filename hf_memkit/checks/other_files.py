@@ -1,4 +1,4 @@
-"""Files that `memkit check` does not read: which tool reads them, and what to give instead."""
+"""Files that `memkit check` does not check: their tool, and the file to give instead."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Other:
     """A file of another kind.
 
     Attributes:
-        what: what it is, and who reads it; a clause.
-        instead: what to give, a sentence.
+        what: its kind and its reader; a clause.
+        instead: the file to give, a sentence.
     """
 
     what: str
@@ -70,7 +70,7 @@ _TOOLS: Final = (
     ("a config of LitGPT", "checkpoint_dir train", ""),
     ("a config of Ludwig", "input_features output_features", ""),
 )  # fmt: skip
-"""What it is, keys that it has, and keys of which it has at least one, as the tools' own examples have them."""
+"""Kind of file, keys that it has, and keys of which it has at least one, from the tools' own examples."""
 
 _UNSLOTH: Final = frozenset({"model", "data", "training", "lora", "logging"})
 _UNSLOTH_TRAINING: Final = frozenset(
@@ -108,7 +108,7 @@ _SAVED: Final = (
     ("a manifest of Kubernetes", "apiVersion kind", ""),
     ("a sweep of Weights & Biases", "method parameters", ""),
 )  # fmt: skip
-"""The same of files that libraries write, and of which no key is a training's."""
+"""The same for files written by libraries, without any key of a training."""
 
 _OF_TRAINING: Final = frozenset(
     {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
@@ -186,16 +186,14 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
 
 
 def nothing_known(content: Mapping[str, Any]) -> Other | None:
-    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one, and of a script's
-    own file that holds its TrainingArguments in a section."""
+    """Description of a file without any key that is, or is similar to, an argument of Trainer or TRL, or of a script's
+    own file with a section of TrainingArguments."""
     names = [str(key) for key in content]
     known = fields() | ever_fields("transformers")
     section, count = _arguments_inside(content)
-    instead = f"Give what stands under {section!r} as a file of its own" if count else _ARGUMENTS
+    instead = f"Give the content of {section!r} as a separate file" if count else _ARGUMENTS
     if count > 1 and not _of_trainer(content):
-        return Other(
-            f"a script's own config: fields of TrainingArguments stand under {section!r}, and none beside it", instead
-        )
+        return Other(f"a script's own config: all fields of TrainingArguments are in its section {section!r}", instead)
     if not names or any(name in known or misspelt(name) for name in names):
         return None
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -204,36 +202,36 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
 
 
 def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
-    """The keys that are fields of TrainingArguments, in any version, but for those that a script's config may have
-    beside a section of them."""
+    """The keys that are fields of TrainingArguments, in any version, without names that a script's config may have
+    beside such a section."""
     fields_of_trainer = argument_types().keys() | ever_fields("transformers")
     return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
 
 
 def _arguments_inside(content: Mapping[str, Any]) -> tuple[str, int]:
-    """(the section with the most fields of TrainingArguments that is no argument itself, how many it has)."""
+    """The section with the most fields of TrainingArguments that is no argument itself, and their number."""
     counts = [
         (str(key), len(_of_trainer(value)))
         for key, value in content.items()
         if isinstance(value, Mapping) and key not in fields()
     ]
-    return max(counts, key=lambda each: each[1], default=("", 0))
+    return max(counts, key=lambda entry: entry[1], default=("", 0))
 
 
 def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
-    """The first kind of file whose keys these are; empty if none is."""
+    """The first kind of file with these keys; empty if none."""
     return next(
         (
-            what
-            for what, needed, one_of in signs
-            if keys.issuperset(needed.split()) and (not one_of or not keys.isdisjoint(one_of.split()))
+            kind
+            for kind, needed, alternatives in signs
+            if keys.issuperset(needed.split()) and (not alternatives or not keys.isdisjoint(alternatives.split()))
         ),
         "",
     )
 
 
 def is_accelerate(content: Mapping[Any, Any]) -> bool:
-    """Whether it is accelerate's YAML: it has keys of its own, or so many that nothing else is among them."""
+    """Whether it is accelerate's YAML: it has a key that only accelerate has, or accelerate's keys only."""
     keys = {str(key) for key in content}
     if keys & {"compute_environment", "distributed_type", "deepspeed_config", "megatron_lm_config"}:
         return True
@@ -241,7 +239,7 @@ def is_accelerate(content: Mapping[Any, Any]) -> bool:
 
 
 def _to_check_of(what: str, path: Path, content: Mapping[str, Any]) -> str:
-    """What of another tool's config memkit can check: the DeepSpeed JSON that it names."""
+    """The part of another tool's config that memkit can check: the DeepSpeed JSON that it names."""
     value = content.get("deepspeed")
     named = value if isinstance(value, str) and value.endswith(".json") else ""
     if what == LLAMA_FACTORY:

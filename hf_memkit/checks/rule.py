@@ -1,5 +1,5 @@
-"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes
-found."""
+"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes in a
+job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Severity = Literal["error", "warning", "hint"]
 something is lost that the run itself does not need. hint: advice that a good config may ignore."""
 
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
-"""The worst first."""
+"""From worst to least."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Rule:
                 severity=found.severity or self.severity,
                 file=_file(subject, found),
                 key=found.key,
-                value=subject.stands_at(found.key, found.argument) if found.value is ABSENT else found.value,
+                value=subject.shown_value(found.key, found.argument) if found.value is ABSENT else found.value,
                 why=found.why or self.why,
                 fix=found.fix or self.fix,
                 null=found.value in (None, ABSENT) and subject.is_null(found.key, found.argument),

@@ -294,7 +294,7 @@ def unsupported_model() -> None:
 @proof("checkpointing-parts-compiled", fails="late")
 def parts_compiled() -> None:
     tokens = rows(1)[0]["input_ids"][None]
-    for install, options, backend, said in (
+    for install, options, backend, message in (
         (checkpoint_selective.install, {}, "eager", "checkpoint not implemented for"),
         (checkpoint_segments.install, {"segment_layers": 1}, "aot_eager", "CheckpointError"),
     ):
@@ -306,5 +306,5 @@ def parts_compiled() -> None:
         def step(compiled: Any = compiled) -> None:
             compiled(input_ids=tokens, labels=tokens).loss.backward()
 
-        refused(said, step)
+        refused(message, step)
         torch.compiler.reset()

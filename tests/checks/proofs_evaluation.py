@@ -138,7 +138,7 @@ def full_eval_while_training() -> None:
     assert next(trainer.model.parameters()).dtype is torch.bfloat16  # and so it would be saved
     trainer = evaluator(None, bf16_full_eval=True, eval_strategy="steps", eval_steps=1)
     trainer.evaluate()
-    trainer.train()  # in 16 bits, without a word
+    trainer.train()  # silently in 16 bits
     moments = {state["exp_avg"].dtype for state in trainer.optimizer.state.values()}
     assert trainer.model.dtype is torch.bfloat16 and moments == {torch.bfloat16}
 

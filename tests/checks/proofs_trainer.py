@@ -48,8 +48,8 @@ def accumulation_missing() -> None:
 
 @proof("auto-not-filled", fails="late")
 def auto_not_filled() -> None:
-    said = "`zero_optimization.allgather_bucket_size` not found in kwargs"
-    refused(said, lambda: train(ds(2, {f"{ZERO}.allgather_bucket_size": "auto"})))
+    message = "`zero_optimization.allgather_bucket_size` not found in kwargs"
+    refused(message, lambda: train(ds(2, {f"{ZERO}.allgather_bucket_size": "auto"})))
     gather = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
     plugin = arguments(ds(3, {gather: "auto"})).deepspeed_plugin
     assert plugin.hf_ds_config.get_value(gather) is False

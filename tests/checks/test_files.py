@@ -25,7 +25,7 @@ def preset(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("ds.json", '{"bf16": 1 "fp16": 2}', "ds.json: line 1, column 12: Expecting ',' delimiter"),
         ("ds.json", '{"bf16": 1} x', "ds.json: line 1, column 13: Extra data"),
@@ -42,11 +42,11 @@ def preset(tmp_path: Path) -> Path:
         ("args.yaml", "training:\n  learning_rate: 1.0e-4\n", "under 'training'"),
     ],
 )
-def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError) as error:
         check_file(tmp_path / name)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_arguments_in_a_section_are_not_taken_for_checked(
 ) -> None:
     (tmp_path / "args.yaml").write_text(text)
     assert main(["check", str(tmp_path / "args.yaml")]) == (2 if declined else 0)
-    assert ("as a file of its own" in capsys.readouterr().err) == declined
+    assert ("as a separate file" in capsys.readouterr().err) == declined
 
 
 def test_a_file_that_is_not_checked_stops_no_other(

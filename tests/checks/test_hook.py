@@ -1,4 +1,4 @@
-"""The hook of `.pre-commit-hooks.yaml`, run by the real pre-commit in a repository of its own."""
+"""The hook of `.pre-commit-hooks.yaml`, run by the real pre-commit in a separate repository."""
 
 from __future__ import annotations
 

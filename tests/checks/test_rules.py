@@ -37,7 +37,7 @@ MILDER = {
     "hard-coded": "hint",
     # The run itself and the model that it saves are right: a resume fails.
     "checkpoint-cannot-be-loaded": "warning",
-    # The file may be for a script with dataclasses of its own.
+    # The file may be for a script with its own dataclasses.
     "unknown-argument": "hint",
     # Neither Trainer nor the engine reads the section: whoever calls DeepSpeed's configure() sees the error.
     "contiguous-activations": "warning",
@@ -65,7 +65,7 @@ ON_AN_ENGINE = {
     "zenflow-without-optimizer",
 }  # fmt: skip
 
-# A proof shows what a library does, whatever the rules are: the plain level has the rules' own cases.
+# A proof shows a library's behaviour, independent of the rules: the plain level has the rules' own cases.
 PROOFS = [
     pytest.param(rule, marks=pytest.mark.operators if rule in ON_AN_ENGINE else pytest.mark.slow)
     for rule in RULES

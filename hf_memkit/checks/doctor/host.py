@@ -30,14 +30,14 @@ _DOCKER_SHARED_BYTES: Final = 64 * MIB
 def checks(nvme_path: str | None) -> list[Check]:
     """The CPU's bf16, RAM and its limit, lockable RAM, shared memory; problems of offloading to `nvme_path` (or the
     current folder), and the speed of `nvme_path`; the Hub."""
-    # Without them, which the software checks report, nothing is computed, and nothing comes from the hub.
+    # The software checks report missing packages.
     bf16 = [_bf16()] if importlib.util.find_spec("torch") is not None else []
     hub = [_hub()] if importlib.util.find_spec("huggingface_hub") is not None else []
     return [*bf16, _ram(), _locked(), _shared(), *_disk(nvme_path), *hub]
 
 
 def _bf16() -> Check:
-    """Measured. A slow bf16 needs no fix: rehearsals then multiply in fp32."""
+    """Measured. Slow bf16 needs no fix: rehearsals then multiply in fp32."""
     slowdown = bf16_slowdown()
     if slowdown < SLOW_BF16:
         return Check("CPU", "bf16", "ok", f"matrix products take {slowdown:.1f} times as long as in fp32")
@@ -77,23 +77,23 @@ def _shared() -> Check:
 
 def _disk(nvme_path: str | None) -> list[Check]:
     folder = user_path(nvme_path or ".").absolute()
-    found = preflight(nvme_path or folder, needed_bytes=0)
-    results = _problems(found)
+    result = preflight(nvme_path or folder, needed_bytes=0)
+    results = _problems(result)
     if not results:
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
         kind = file_system(folder) or "unknown file system"
         good = f"{folder} ({kind}): O_DIRECT works, {format_gib(free)} free"
         results = [Check(_DISK, "folder", "ok", good)]
-    results += [Check(_DISK, "folder", "warning", note) for note in found.notes]
+    results += [Check(_DISK, "folder", "warning", note) for note in result.notes]
     if nvme_path is None:
         return [*results, Check(_DISK, "speed", "ok", "not measured; to measure it: memkit doctor --nvme-path DIR")]
-    return results if found.unusable else [*results, _speed(nvme_path)]
+    return results if result.unusable else [*results, _speed(nvme_path)]
 
 
-def _problems(found: Preflight) -> list[Check]:
-    """Each problem ends with its fix, after the last semicolon."""
+def _problems(result: Preflight) -> list[Check]:
+    """Problems with their fixes, which follow the last semicolon."""
     results = []
-    for problem in (*found.unusable, *found.shortages, *found.missing):
+    for problem in (*result.unusable, *result.shortages, *result.missing):
         what, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
         results.append(Check(_DISK, "folder", "missing", what, fix.removeprefix("run: ")))
     return results

@@ -76,5 +76,5 @@ def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
 
 
 def _lock(lock: Path) -> Check:
-    found = f"{lock}: left by a killed build; no process holds it, and the next build waits for ever"
+    found = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
     return Check(_GROUP, "stale build lock", "warning", found, f"rm {lock}")

@@ -25,7 +25,7 @@ _OF_TRAINER: Final[Mapping[str, str]] = {
     source=_PARSER,
 )
 def misspelt_argument(subject: Subject) -> Iterator[Found]:
-    """A hint if the field is TRL's and nothing shows that the file is: scripts have arguments of their own."""
+    """A hint if the field is TRL's and the file may not be: scripts have their own arguments."""
     names = {str(name): value for name, value in subject.own_names.items()}
     for name, value in names.items():
         if near := misspelt(name):
@@ -68,7 +68,7 @@ def argument_of_older_trl(subject: Subject) -> Iterator[Found]:
     source=_PARSER,
 )
 def unknown_argument(subject: Subject) -> Iterator[Found]:
-    """One problem a file: scripts have arguments of their own."""
+    """One problem a file: scripts have their own arguments."""
     former = former_arguments(subject.own_names)
     others = [str(name) for name in subject.own_names if name not in former]
     strange = [name for name in others if is_unknown(name) and not misspelt(name)]

@@ -81,7 +81,7 @@ def _names(subject: Subject) -> list[str]:
 
 
 @any_job.warning(
-    why="predict() must return the logits of the whole test set and keeps them, whatever batch_eval_metrics is",
+    why="predict() must return the logits of the whole test set and keeps them, even with batch_eval_metrics",
     fix="call evaluate() on the test set, or give Trainer a preprocess_logits_for_metrics that shrinks the logits",
     source='transformers 5.23.0: trainer.py 2968, 2978, 2983 (description == "Prediction")',
     techniques=("streamed-metrics",),

@@ -1,4 +1,4 @@
-"""The YAML of `accelerate launch`: what it refuses, what it does not read, and what stands in two places."""
+"""The YAML of `accelerate launch`: values that it refuses, keys that it does not read, and settings in two places."""
 
 from __future__ import annotations
 

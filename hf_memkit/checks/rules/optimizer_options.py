@@ -35,7 +35,7 @@ def optimizer_row(subject: Subject) -> Optimizer:
 
 
 def options(subject: Subject) -> dict[str, str]:
-    """`optim_args` as Trainer reads it, without what it cannot read."""
+    """The readable options in `optim_args`, as Trainer reads them."""
     text = subject.argument("optim_args")
     parts = text.replace(" ", "").split(",") if isinstance(text, str) else []
     return {key: value for key, _, value in (part.partition("=") for part in parts if part.count("=") == 1)}

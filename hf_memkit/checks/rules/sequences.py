@@ -162,7 +162,7 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),
 )
 def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:
-    # Other tasks have examples of their own lengths.
+    # Examples of other tasks differ in length.
     blocks = subject.has_setting("data.text_column") and not subject.has_setting("data.task")
     for part in ("pad_batches", "packed_batches", "check_length_grouping"):
         key = f"trainer_parts.{part}"

@@ -92,7 +92,7 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
 
 
 def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
-    """Either side can change: "auto" takes the argument's value, which may not be what the config was written for."""
+    """Either side can change: "auto" uses the argument's value, which the config may not have been written for."""
     arguments = value if isinstance(value, list) and len(value) == len(names) else [value]
     both = zip(names[:1] if key.endswith(".enabled") else names, arguments, strict=False)
     own = ", ".join(f"{name}: {str(one).lower() if isinstance(one, bool) else one}" for name, one in both)
