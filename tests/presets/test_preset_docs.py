@@ -80,14 +80,14 @@ def given(call: ast.Call) -> tuple[str, dict[str, Any]] | None:
 
 
 def test_every_preset_that_a_page_names_is_accepted() -> None:
-    """As it stands there, on whatever machine: a reader copies it."""
+    """Unchanged, on any machine: a reader copies it."""
     calls: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         for match in re.finditer(r"\bpreset\(", text):
-            told = given(call_at(text, match.start()))
-            if told is not None:
-                calls.setdefault(repr(told), (page.name, *told))
+            call = given(call_at(text, match.start()))
+            if call is not None:
+                calls.setdefault(repr(call), (page.name, *call))
     assert calls
     refused = []
     for page_name, name, arguments in calls.values():
