@@ -4,6 +4,7 @@ validates: the text `"false"` counts as true, and `1e-4`, which YAML 1.1 reads a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
 import types
@@ -118,11 +119,8 @@ def _typed(value: Any, hint: Any) -> Any:
 
 
 def convert(text: str, hint: Any) -> Any:
-    """`text`, parsed as YAML, as a value of type `hint`.
-
-    Raises:
-        ValueError: it has another type; names the allowed ones.
-    """
+    """`text`, parsed as YAML, as a value of type `hint`. Raises ValueError if it has another type; names the allowed
+    ones."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -130,7 +128,8 @@ def convert(text: str, hint: Any) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply. Write fewer brackets") from None
     if isinstance(value, str) and float in _arms(hint):
-        value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
+        with contextlib.suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
     return _fitted(value, hint)
 
 
@@ -156,13 +155,6 @@ def _fitted(value: Any, hint: Any) -> Any:
 
 def _enums(arms: tuple[Any, ...]) -> list[type[enum.Enum]]:
     return [arm for arm in arms if isinstance(arm, type) and issubclass(arm, enum.Enum)]
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _arms(hint: Any) -> tuple[Any, ...]:

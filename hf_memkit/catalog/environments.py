@@ -55,11 +55,8 @@ class Environment:
 
 
 def python_of(given: str | Path, option: str = "--python") -> Path:
-    """Path of the interpreter given by its path, its name, or the folder of its environment.
-
-    Raises:
-        InputError: there is no such program.
-    """
+    """Path of the interpreter given by its path, its name, or the folder of its environment. Raises InputError if
+    there is no such program."""
     path = Path(shutil.which(given) or given)
     if path.is_dir():
         path = path / "bin" / "python"
@@ -69,11 +66,8 @@ def python_of(given: str | Path, option: str = "--python") -> Path:
 
 
 def find_environment(python: str | Path, option: str = "--python") -> Environment:
-    """The environment of an interpreter such as `/other/venv/bin/python`, or of a venv's folder.
-
-    Raises:
-        InputError: no Python, or libraries are missing or too old; with the packages to install.
-    """
+    """The environment of an interpreter such as `/other/venv/bin/python`, or of a venv's folder. Raises InputError if
+    there is no Python, or libraries are missing or too old; with the packages to install."""
     path = python_of(python, option)
     try:
         completed = subprocess.run(

@@ -131,13 +131,9 @@ _MOST_NAMED: Final = 3
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`.
-
-    A GPU sold both as an SXM module and with PCIe is the module, unless `name` contains PCIe: `"A100 80GB PCIe"`.
-
-    Raises:
-        InputError: unknown name; proposes the nearest.
-    """
+    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. A GPU sold both as an SXM module and with PCIe is the
+    module, unless `name` contains PCIe: `"A100 80GB PCIe"`. Raises InputError for an unknown name; proposes the
+    nearest."""
     by_key = {_key(named): named for named in KNOWN_GPUS} | _ALSO_CALLED
     known_name = by_key.get(_key(name))
     if known_name is None:
@@ -443,11 +439,8 @@ def _named(name: str, option: str) -> Gpu:
 def described_machine(
     gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None, *, option: str = "--gpu"
 ) -> Machine:
-    """This machine with the described GPU, RAM and swap folder `path` instead of its own.
-
-    Raises:
-        InputError: an unknown GPU, or no size; names the `option`, as in `described_gpu`.
-    """
+    """This machine with the described GPU, RAM and swap folder `path` instead of its own. Raises InputError if an
+    unknown GPU, or no size; names the `option`, as in `described_gpu`."""
     ram_bytes = parse_size(ram, "--ram" if option.startswith("--") else "ram") if ram is not None else None
     machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory, option=option))
     return machine.with_ram(ram_bytes) if ram_bytes else machine

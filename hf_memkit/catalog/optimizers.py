@@ -161,12 +161,11 @@ def _factored_states(shapes: Shapes, options: Options) -> States:
     return States(0, _WORD * (factored + sum(shapes.vectors)))
 
 
-def _momentum_states(shapes: Shapes, options: Options) -> States:
-    return States(0, options.weight_bytes * sum(shapes.sizes) if options.momentum else 0)
-
-
 _ADAMW: Final = _moments(2)
-_SGD: Final = Formula(_momentum_states, "one moment: {weight_bytes} bytes a parameter")
+_SGD: Final = Formula(
+    lambda shapes, options: States(0, options.weight_bytes * sum(shapes.sizes) * options.momentum),
+    "one moment: {weight_bytes} bytes a parameter",
+)
 _FACTORED: Final = Formula(
     _factored_states, "4 bytes × (rows + columns) a matrix (Shazeer & Stern 2018, arXiv 1804.04235)"
 )

@@ -176,10 +176,10 @@ def copy(
 def _resolved(name: str, options: PresetOptions) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
-    from hf_memkit.recipes.resolve import read_own, resolve
+    from hf_memkit.recipes.resolve import read_own_arguments, resolve
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
-    request, script = read_own(options.request(name), options.settings or (), options.args), options.script
+    request, script = read_own_arguments(options.request(name), options.settings or (), options.args), options.script
     if script not in SCRIPTS:
         known = ", ".join(SCRIPTS)
         raise InputError(f"--for {script}: unknown{did_you_mean(script, SCRIPTS) or f'; write one of {known}'}")

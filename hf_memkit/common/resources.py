@@ -33,11 +33,8 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file of `kind` with this name.
-
-    Raises:
-        InputError: no such file; names the nearest one and the command that lists all.
-    """
+    """The file of `kind` with this name. Raises InputError if there is no such file; names the nearest one and the
+    command that lists all."""
     known = names(kind)
     if name not in known:
         noun, command = {

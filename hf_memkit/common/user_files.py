@@ -22,12 +22,8 @@ _DEEPEST: Final = 100
 
 
 def parsed(place: str, parse: Callable[[str], T], text: str) -> T:
-    """`parse(text)` for JSON or YAML, with limits on nesting and size.
-
-    Raises:
-        InputError: `text` is nested too deeply or contains itself; names `place`. Other errors of `parse` are not
-            caught.
-    """
+    """`parse(text)` for JSON or YAML, with limits on nesting and size. Raises InputError if `text` is nested too
+    deeply or contains itself; names `place`. Other errors of `parse` are not caught."""
     try:
         content = parse(text)
     except RecursionError:
@@ -58,11 +54,8 @@ def user_path(path: str | Path) -> Path:
 
 
 def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another name, or --overwrite") -> None:
-    """Check that `write_text` may write `path`.
-
-    Raises:
-        InputError: `path` exists and `overwrite` is false (the message ends with `instead`), or it is a broken link.
-    """
+    """Check that `write_text` may write `path`. Raises InputError if `path` exists and `overwrite` is false (the
+    message ends with `instead`), or it is a broken link."""
     if path.is_symlink() and not path.exists():
         raise InputError(
             f"{path}: a link to {path.readlink()}, which does not exist. Remove it, or choose another name"
@@ -72,11 +65,8 @@ def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False, make_folder: bool = True) -> None:
-    """Write a file and, with `make_folder`, its folder. Never writes through a broken link.
-
-    Raises:
-        InputError: the file cannot be written, or exists and `overwrite` is false.
-    """
+    """Write a file and, with `make_folder`, its folder. Never writes through a broken link. Raises InputError if the
+    file cannot be written, or exists and `overwrite` is false."""
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,13 +32,8 @@ class UserScript:
 
     @classmethod
     def at(cls, target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> UserScript:
-        """The script, after a check that it exists.
-
-        A module is checked when it is run, because the check imports its package.
-
-        Raises:
-            InputError: there is no such file, it is a notebook, or a folder without `__main__.py`.
-        """
+        """The script, after a check that it exists. A module is checked when it is run, because the check imports its
+        package. Raises InputError if there is no such file, it is a notebook, or a folder without `__main__.py`."""
         if not is_module:
             path = Path(target)
             if not path.exists():

@@ -278,13 +278,8 @@ def find_leftover(nvme_path: str | Path) -> Leftover | None:
 @contextlib.contextmanager
 def hold(nvme_path: str | Path) -> Iterator[None]:
     """Lock the folder for one run; remove the files of a killed run before it, and all swapped files and a new folder
-    after it.
-
-    One process of each machine locks it for all processes, before the first one makes its model.
-
-    Raises:
-        InputError: a run has locked it, or it has swap files of another program.
-    """
+    after it. One process of each machine locks it for all processes, before the first one makes its model. Raises
+    InputError if a run has locked it, or it has swap files of another program."""
     with made_folder(Path(nvme_path)), _held(Path(nvme_path)):
         yield
 
@@ -304,11 +299,8 @@ def made_folder(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Lock `path`, without swap files at the start and the end.
-
-    Raises:
-        InputError: the files belong to another run or program.
-    """
+    """Lock `path`, without swap files at the start and the end. Raises InputError if the files belong to another run
+    or program."""
     lock_path = path / _LOCK_FILE
     leftover = find_leftover(path)
     if leftover is not None and leftover.owner != "ended":

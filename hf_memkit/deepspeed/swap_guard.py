@@ -36,11 +36,8 @@ class SwapGuard(TrainerCallback):  # type: ignore[misc]
 
 
 def guard_swapping(engine: Any) -> None:
-    """Guard every handle that this DeepSpeed engine swaps with; without swapping nothing is changed.
-
-    Raises:
-        RunError: a file that was written while the engine was built is incomplete.
-    """
+    """Guard every handle that this DeepSpeed engine swaps with; without swapping nothing is changed. Raises RunError
+    if a file that was written while the engine was built is incomplete."""
     optimizer = engine.optimizer
     swapper = getattr(optimizer, "optimizer_swapper", None)
     parameters = [parameter for parameter in engine.module.parameters() if getattr(parameter, "nvme_swapper", None)]
@@ -124,11 +121,8 @@ def _put(holder: Any, name: str, guards: list[_Guard]) -> None:
 
 
 def _make_room(path: str, size: int) -> bool:
-    """Reserve the file's blocks unless it has that size. Returns whether they were reserved.
-
-    Raises:
-        OSError: no room.
-    """
+    """Reserve the file's blocks unless it has that size. Returns whether they were reserved. Raises OSError if there
+    is no room."""
     try:
         if os.stat(path).st_size >= size:  # noqa: PTH116 (asked at every swap)
             return False

@@ -141,8 +141,8 @@ def test_locked_memory_is_tried_without_being_used() -> None:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (MIB, MIB))
             small = preflight("/dev/shm", needed_bytes=0, locked_bytes=MIB // 2)
             large = preflight("/dev/shm", needed_bytes=0, locked_bytes=2 * MIB)
-            told = any("this process may not; run: ulimit -l unlimited" in line for line in large.shortages)
-            code = 0 if can_lock(MIB // 2) and not can_lock(2 * MIB) and told and not small.shortages else 2
+            reported = any("this process may not; run: ulimit -l unlimited" in line for line in large.shortages)
+            code = 0 if can_lock(MIB // 2) and not can_lock(2 * MIB) and reported and not small.shortages else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -184,10 +184,10 @@ def test_what_a_killed_run_left_is_reclaimed(tmp_path: Path) -> None:
     assert nvme.swap_bytes(tmp_path) >= 2 * MIB
     found = preflight(tmp_path, needed_bytes=MIB)
     assert found.unusable == () and "left by a run that was killed (process " in found.notes[0]
-    said: list[str] = []
-    with nvme.ready(tmp_path, said.append, needed_bytes=MIB):
+    messages: list[str] = []
+    with nvme.ready(tmp_path, messages.append, needed_bytes=MIB):
         assert nvme.swap_bytes(tmp_path) == 0
-    assert "left by a run that was killed" in said[0]
+    assert "left by a run that was killed" in messages[0]
     assert files_below(tmp_path) == []
 
 

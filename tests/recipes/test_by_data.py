@@ -26,7 +26,7 @@ from hf_memkit.recipes.by_data import ByData, _with, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.variant_search import unjudged
-from hf_memkit.run.ranks import Place, Ranks
+from hf_memkit.run.ranks import LaunchLayout, Ranks
 from hf_memkit.run.training import run
 from hf_memkit.setup.request import Request
 from tests.conftest import ROOT
@@ -96,7 +96,7 @@ def test_the_worst_batch_is_the_run_s(
     options, recipe = RunOptions(Request(recipe=name, data=source, output="run")), load_recipe(name)
     options = RunOptions(options.request, setting=tuple(f"{key}={value}" for key, value in settings.items()))
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), unjudged)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), unjudged)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ def tiny(path: Path, **changes: Any) -> str:
 def test_verdict_variant_and_advice_are_of_the_worst_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would notice: a prediction of another length than the worst batch's, a usual batch that decides, advice that
+    """Would notice: a prediction of another length than the worst batch's, a typical batch that decides, advice that
     does not come true when it is typed, `--data` that changes nothing."""
     monkeypatch.chdir(tmp_path)
     recipe, data = tiny(tmp_path / "tiny.yaml"), str(texts(tmp_path / "texts.jsonl", longest=400))
@@ -156,9 +156,9 @@ def test_verdict_variant_and_advice_are_of_the_worst_batch(
 
     _, found = asked("--data", data, "--variant", "8bit", "--gpu-memory", "8GB")
     batches = found["request"]["batches"]
-    (worst, usual), length = (int(each.split()[2]) for each in (batches["worst"], batches["usual"]["batch"])), 512
-    assert 400 < worst < length and 5 < usual < 40 and not batches["smaller"]
-    for tokens, gib in ((worst, found["peak_reserved_gib"]), (usual, None)):
+    (worst, typical), length = (int(each.split()[2]) for each in (batches["worst"], batches["usual"]["batch"])), 512
+    assert 400 < worst < length and 5 < typical < 40 and not batches["smaller"]
+    for tokens, gib in ((worst, found["peak_reserved_gib"]), (typical, None)):
         _, same = asked("--variant", "8bit", "--gpu-memory", "8GB", "--sequence-length", str(tokens))
         total = same["peak_reserved_gib"][1] + same["outside_allocator_gib"]
         if gib is None:
@@ -187,7 +187,7 @@ def cut_of(smaller: dict[str, Any]) -> int:
 def test_what_people_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would notice: `auto` that goes by the usual batch, or by a bound that no row of the data reaches; a data set of
+    """Would notice: `auto` that uses the typical batch, or by a bound that no row of the data reaches; a data set of
     the hub that nobody says is not looked at."""
     monkeypatch.chdir(tmp_path)
     recipe, data = tiny(tmp_path / "tiny.yaml"), str(texts(tmp_path / "texts.jsonl", longest=400))

@@ -1,4 +1,4 @@
-"""A CPU without bf16 instructions: bf16 is stored, products are computed in fp32, and the rehearsal says so.
+"""A CPU without bf16 instructions: bf16 is stored, products are computed in fp32, and the rehearsal reports that.
 
 oneDNN held back to AVX2 is such a CPU, also where the machine's own has the instructions.
 """
@@ -83,7 +83,7 @@ def test_other_dtypes_are_left_alone() -> None:
 
 
 def _slow_product() -> None:
-    """Run in a process of its own, without bf16 instructions."""
+    """Run in a separate process, without bf16 instructions."""
     torch.set_num_threads(1)
     assert bf16_slowdown() > SLOW_BF16
     left, right = bf16(512, 384), bf16(384, 512)

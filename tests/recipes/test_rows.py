@@ -1,4 +1,4 @@
-"""Data of every task, read by the exported scripts' own readers: the forms that are read, and what is told of others.
+"""Data of every task, read by the exported scripts' own readers: accepted forms, and messages for others.
 
 Real files, through the real `datasets`; the hub is a stub: no test may need a network.
 """
@@ -387,8 +387,8 @@ SPOILT_IMAGES: dict[str, tuple[Files, str]] = {
 def test_spoilt_images(tmp_path: Path, what: str) -> None:
     pytest.importorskip("PIL")
     files, expected = SPOILT_IMAGES[what]
-    said = refusal(IMAGES, laid(tmp_path, files))
-    assert expected.replace("ROOT", str(tmp_path)) in said and said.startswith(str(tmp_path))
+    message = refusal(IMAGES, laid(tmp_path, files))
+    assert expected.replace("ROOT", str(tmp_path)) in message and message.startswith(str(tmp_path))
 
 
 # ---- speech ----
@@ -452,5 +452,5 @@ SPOILT_SPEECH: dict[str, tuple[Files, str]] = {
 @pytest.mark.parametrize("what", SPOILT_SPEECH)
 def test_spoilt_speech(tmp_path: Path, what: str) -> None:
     files, expected = SPOILT_SPEECH[what]
-    said = refusal(SPEECH, laid(tmp_path, files))
-    assert expected.replace("ROOT", str(tmp_path)) in said and said.startswith(str(tmp_path))
+    message = refusal(SPEECH, laid(tmp_path, files))
+    assert expected.replace("ROOT", str(tmp_path)) in message and message.startswith(str(tmp_path))

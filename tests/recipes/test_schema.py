@@ -1,4 +1,4 @@
-"""Recipe files: every shipped one is valid, and every mistake in one is told, all at once."""
+"""Recipe files: every shipped one is valid, and all mistakes in one are reported together."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)
-    told = str(caught.value)
-    assert all(line.startswith(f"{path}: ") for line in told.splitlines())
+    reported = str(caught.value)
+    assert all(line.startswith(f"{path}: ") for line in reported.splitlines())
     for expected in (
         "summary: missing",
         "sumary: unknown key; did you mean 'summary'?",
@@ -97,7 +97,7 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
         "'selective-checkpointing'?; allowed: none, ",
         "variants.infinity.micro_batch_size: 7: must divide sequences_per_step, which is 32",
     ):
-        assert expected in told
+        assert expected in reported
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ LAUNCHERS = {
     "accelerate with deepspeed": "accelerate launch --use_deepspeed --deepspeed_config_file zero2.json "
     "--num_processes 2 --main_process_port 0 -m",
 }
-"""Each up to the module that it launches. `accelerate launch --cpu` starts one process, whatever number it is given
+"""Each up to the module that it launches. `accelerate launch --cpu` starts one process for any number
 (accelerate 1.15.0: commands/launch.py, `simple_launcher`)."""
 
 MEMKIT = ("hf_memkit", "run")

@@ -101,8 +101,8 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
     ran(tmp_path / "by hand", script, *own, *by_hand)
     err = ran(tmp_path / "planned", script, *own, "--per_device_train_batch_size", "8", by=by)
     assert_same(tmp_path / "planned", tmp_path / "by hand")
-    said = [line.removeprefix(f"memkit: {by}: ") for line in err.splitlines() if line.startswith(f"memkit: {by}")]
-    assert said == [
+    message = [line.removeprefix(f"memkit: {by}: ") for line in err.splitlines() if line.startswith(f"memkit: {by}")]
+    assert message == [
         "per_device_train_batch_size: 8 → 2", "gradient_accumulation_steps: 1 → 4",
         "activation_checkpointing: False → True", "optim: adamw_torch → adafactor",
     ]  # fmt: skip

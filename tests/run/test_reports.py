@@ -142,6 +142,6 @@ def test_ctrl_c_says_how_to_see_the_records(tmp_path: Path) -> None:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
-    assert [line for line in said.splitlines() if line.startswith("memkit: ") and "memkit report out" in line]
+    assert [line for line in message.splitlines() if line.startswith("memkit: ") and "memkit report out" in line]

@@ -29,7 +29,7 @@ class Fails(TrainerCallback):
 
 
 class OwnTrainer(Trainer):
-    """As people write them: with an `__init__` and a method of its own."""
+    """As people write them: with an `__init__` and its own method."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -22,8 +22,8 @@ from trl import DPOConfig, SFTConfig
 
 from hf_memkit.common.errors import InputError
 from hf_memkit.prediction import wire
-from hf_memkit.setup.live_arguments import changed
-from hf_memkit.setup.script_overrides import FoundInScript, Overrides, install, read_plan
+from hf_memkit.setup.live_arguments import change_fields
+from hf_memkit.setup.script_overrides import OverrideReport, Overrides, install, read_plan
 from tests.setup.test_live_arguments import GIVEN, forked
 
 PLAN = """
@@ -98,7 +98,7 @@ def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> N
         assert "fp16: False → True" in found.overridden and "loss_type: nll → ipo" in found.overridden
         assert found.differences == ["packing: the plan's True has no effect, because DPOConfig has no such field"]
         assert found.arguments is one and found.script["fp16"] is False
-        changed(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
+        change_fields(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
         assert one.bf16 and not one.fp16
 
     forked(check)
@@ -142,8 +142,8 @@ def test_a_field_that_no_class_has_is_refused_where_the_arguments_are_made() -> 
 
 
 def test_models_are_made_with_the_options(tmp_path: Path) -> None:
-    """Finds: an Auto class or `from_config` that keeps the script's own, an old name that wins, a model of bf16 that
-    is made in another dtype inside."""
+    """Finds: an Auto class or `from_config` that keeps the script's own, an old name that overrides the new one, a
+    bf16 model that is made in another dtype inside."""
     GPT2LMHeadModel(tiny()).save_pretrained(tmp_path)
 
     def check() -> None:
@@ -171,17 +171,17 @@ class OwnOptimizer(Trainer):
 
 
 def test_what_a_script_sets_by_hand_is_said() -> None:
-    """Finds: a setting that is not in force, and nobody says so."""
+    """Finds: a setting without effect that is not reported."""
 
     def check() -> None:
         fields = {"per_device_train_batch_size": 4, "activation_checkpointing": False, "optim": "adafactor"}
-        said: list[str] = []
+        messages: list[str] = []
         overrides = Overrides(
             {**fields, "lr_scheduler_kwargs": {"a": 1}},
             {"attn_implementation": "eager", "dtype": "bfloat16", "device_map": "auto"},
             {"PYTORCH_ALLOC_CONF": "x"},
         )
-        found = install(overrides, differs=said.append)
+        found = install(overrides, on_difference=messages.append)
         assert os.environ["PYTORCH_ALLOC_CONF"] == "x"
         arguments = TrainingArguments(**GIVEN)
         arguments.per_device_train_batch_size = 2
@@ -208,7 +208,7 @@ def test_what_a_script_sets_by_hand_is_said() -> None:
             "PYTORCH_ALLOC_CONF: the script sets y, which overrides the plan's x. Remove that line",
             "optim: the optimizer that the script gives Trainer (SGD) overrides the plan's adafactor. Remove it",
         ]
-        assert said == found.differences == expected
+        assert messages == found.differences == expected
         arguments.optim = "adamw_torch"
         with pytest.raises(ValueError, match="train_dataset"):
             trainer.train()
@@ -226,7 +226,7 @@ def test_nothing_to_override_finds_nothing() -> None:
     def check() -> None:
         found = install(Overrides())
         Trainer(GPT2LMHeadModel(tiny()), TrainingArguments(**GIVEN))
-        assert isinstance(found, FoundInScript) and found.overridden == found.differences == []
+        assert isinstance(found, OverrideReport) and found.overridden == found.differences == []
         assert found.script["per_device_train_batch_size"] == 8
 
     forked(check)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any
 
 from datasets import Dataset
 
-from hf_memkit.recipes.export.scripts.rows import Source, said
+from hf_memkit.recipes.export.scripts.rows import Source, describe
 
 EXAMPLE = '{"text": "I would buy it again.", "label": "positive"}'
 
 LISTED = 8
-"""Classes that a message names at most."""
+"""Maximum number of classes in a message."""
 
 
 def read(source: Source) -> Dataset:
-    """The examples, as `text`, `label` (the name of the class) and, where there are pairs, `text_pair`."""
+    """The examples, as `text`, `label` (name of the class) and, for pairs, `text_pair`."""
     source = dataclasses.replace(source, example=EXAMPLE)
     columns = {"text_pair": "text_pair", **source.data["columns"]}
     rows = source.texts(source.load(), columns["text"])
@@ -32,7 +31,7 @@ def read(source: Source) -> Dataset:
 
 
 def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
-    """The class of each row: its name, where the data set has names, or what stands in the column."""
+    """The class of each row: its name if the data set has names, or the value in the column."""
     if column not in rows.column_names:
         there = ", ".join(map(repr, rows.column_names))
         source.refuse(f"no column {column!r}; columns here: {there}; expected {EXAMPLE}")
@@ -54,19 +53,15 @@ def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
             if len(kinds) > 1:
                 first, before = next(iter(kinds.items()))
                 source.refuse(
-                    f"column {column!r}: {said(value)} is {kind}, and row {before + 1} has {first}; write all labels "
-                    f"in one way, such as {EXAMPLE}", row,
+                    f"column {column!r}: {describe(value)} is {kind}, and row {before + 1} has {first}; write all "
+                    f"labels in one way, such as {EXAMPLE}", row,
                 )  # fmt: skip
-        names.append(known[value] if known else _name(value))
+        names.append(known[value] if known else str(value).lower() if isinstance(value, bool) else str(value).strip())
     return names
 
 
-def _name(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).strip()
-
-
 def _refuse_single(source: Source, names: list[str]) -> None:
-    """Each class needs an example to train on and one to hold out."""
+    """Refuse classes with a single example: each needs one to train on and one to hold out."""
     counts = Counter(names)
     if len(counts) < 2:
         source.refuse(
