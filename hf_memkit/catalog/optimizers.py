@@ -89,7 +89,7 @@ class Formula:
 
     Attributes:
         bytes_of: computes them from the shapes and options.
-        source: the same in words; `{weight_bytes}` stands for the bytes of a parameter's element.
+        source: the same in words; `{weight_bytes}`: the bytes of a parameter's element.
     """
 
     bytes_of: Callable[[Shapes, Options], States]

@@ -311,7 +311,7 @@ def section_name(path: str) -> str:
 
 
 def section_at(subject: Subject, name: str) -> Section | None:
-    """The section of that name; None if its keys are not known. Two depend on the key `type` beside them."""
+    """The section of that name; None if its keys are not known. Two depend on the key `type` next to them."""
     if name == "optimizer.params":
         return Section(OPTIMIZER_PARAMS.get(str(subject.at("optimizer.type")).lower()), strict=True)
     if name == "scheduler.params":

@@ -63,7 +63,7 @@ class Subject:
             which names and values are allowed.
         launcher: content of the YAML of `accelerate launch`; None if there is none.
         launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
-        settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
+        settings: a setup's settings other than `arguments.*` and `deepspeed.config`, by key; empty for files.
     """
 
     config: Mapping[str, Any] | None = None

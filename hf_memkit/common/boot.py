@@ -7,7 +7,7 @@ hf_memkit.prediction.child.serve`
 ```
 From memkit's environment that Python imports memkit only; for the command line also the packages in `_LENT`, which
 memkit prints with. It must see no others: transformers looks for DeepSpeed, Liger kernels and more, and would use
-those installed beside memkit.
+those installed next to memkit.
 """
 
 from __future__ import annotations

@@ -21,18 +21,18 @@ _FACTOR = {
 }  # fmt: skip
 
 
-def parse_size(text: str, what: str = "") -> int:
+def parse_size(text: str, subject: str = "") -> int:
     """Bytes in a size such as `"16GB"` (16 × 10**9) or `"15.1 GiB"` (15.1 × 2**30).
 
     Args:
         text: a number and a unit.
-        what: start of an error message, such as `"RAM"`.
+        subject: start of an error message, such as `"RAM"`.
 
     Raises:
         InputError: `text` is not a size, has no unit, or is not above zero.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
-    place = f"{what}: " if what else ""
+    place = f"{subject}: " if subject else ""
     if match and not match[2] and float(match[1]) > 0:
         raise InputError(f"{place}{text!r} has no unit; did you mean {match[1]}GB?")
     factor = _FACTOR.get(match[2].lower()) if match else None

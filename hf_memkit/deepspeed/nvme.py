@@ -248,7 +248,7 @@ def swap_bytes(nvme_path: str | Path) -> int:
     """Size of DeepSpeed's files on the disk."""
     total = 0
     for file in swap_folder(nvme_path).rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a live run may replace its files meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a running job may replace its files
             total += file.stat().st_blocks * 512 if file.is_file() else 0
     return total
 

@@ -36,7 +36,7 @@ _BUILDERS: Final = {
 
 
 def extensions_folder(*, cpu: bool) -> Path:
-    """Folder for the operators of this DeepSpeed and torch, beside torch's other extensions; CPU and GPU builds have
+    """Folder for the operators of this DeepSpeed and torch, next to torch's other extensions; CPU and GPU builds have
     different flags."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
@@ -99,7 +99,7 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
     folder = extensions_folder(cpu=cpu)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    # ninja comes with DeepSpeed as a Python package: its program lies beside the interpreter, maybe not on PATH.
+    # ninja comes with DeepSpeed as a Python package: its program lies next to the interpreter, maybe not on PATH.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     to_build = tuple(name for name in names if not (folder / name / f"{name}.so").exists())
     packages = missing_tools(to_build, cpu=cpu)

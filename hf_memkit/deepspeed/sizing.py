@@ -170,7 +170,7 @@ class _Sizing:
         live = int(self.zero["stage3_max_live_parameters"])
         enough = 2 * model.largest_parameter
         if live < enough:
-            live, reason = enough, "twice the largest parameter, so that the next one can be gathered meanwhile"
+            live, reason = enough, "twice the largest parameter, so that the next one can be gathered in advance"
         elif model.parameters < live:
             live, reason = model.parameters, "the whole model"
         else:

@@ -228,9 +228,9 @@ def _swapped_parameters(
     kept = min(offload.max_in_cpu, parts.share)
     sizes = [share for shares in parts.shares for share in shares]
     tied = -(-model.tied // parts.processes)
-    others = [share for shares in frozen_parts.shares for share in shares] if frozen_parts is not None else []
-    others += [-(-frozen.tied // parts.processes)] if frozen is not None else []
-    written = [size for size in (*sizes, tied, *others) if is_swapped(settings, element * size)]
+    frozen_shares = [share for shares in frozen_parts.shares for share in shares] if frozen_parts is not None else []
+    frozen_shares += [-(-frozen.tied // parts.processes)] if frozen is not None else []
+    written = [size for size in (*sizes, tied, *frozen_shares) if is_swapped(settings, element * size)]
     on_disk = sum(_aligned(settings, size, element) for size in written)
     small = sum(element * size for size in sizes if not is_swapped(settings, element * size))
     buffers = offload.buffer_count * _aligned(settings, offload.buffer_elements, element)

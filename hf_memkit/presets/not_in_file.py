@@ -127,14 +127,14 @@ def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = 
 
     `own`: names that the user's file has already.
     """
-    said = {setting.key for setting in script_arguments(setup, script).values()}
-    found = _environment(setup) if script != "trl" else []
-    found += _loading(setup, said)
-    found += _loaded(setup)
-    found += _adapter(setup, script)
-    found += [_for_trl(each) if script == "trl" else each for each in _parts(setup)]
-    found += _optimizer(setup)
-    return tuple(found if set(LENGTH_NAMES) & set(own) else found + _length(setup, said))
+    included = {setting.key for setting in script_arguments(setup, script).values()}
+    lines = _environment(setup) if script != "trl" else []
+    lines += _loading(setup, included)
+    lines += _loaded(setup)
+    lines += _adapter(setup, script)
+    lines += [_for_trl(part) if script == "trl" else part for part in _parts(setup)]
+    lines += _optimizer(setup)
+    return tuple(lines if set(LENGTH_NAMES) & set(own) else lines + _length(setup, included))
 
 
 def _environment(setup: Setup) -> list[Outside]:
@@ -145,10 +145,10 @@ def _environment(setup: Setup) -> list[Outside]:
     ]
 
 
-def _loading(setup: Setup, said: set[str]) -> list[Outside]:
+def _loading(setup: Setup, included: set[str]) -> list[Outside]:
     """All arguments of `from_pretrained`, as one line."""
-    left = [s for s in setup.settings if s.key in _LOADING and s.key not in said]
-    if not left:
+    loading_settings = [s for s in setup.settings if s.key in _LOADING and s.key not in included]
+    if not loading_settings:
         return []
     options = model_options(setup)
     name = _literal(setup["model.name"]) if "model.name" in setup else "MODEL"
@@ -159,8 +159,8 @@ def _loading(setup: Setup, said: set[str]) -> list[Outside]:
         else:
             shown.append(f"{key}={_literal(value)}")
     call = f"model = AutoModelForCausalLM.from_pretrained({', '.join([name, *shown])})"
-    essential = any(s.key == "model.quantization" for s in left)
-    return [Outside(_setting_texts(left), _reasons(left), call, essential)]
+    essential = any(s.key == "model.quantization" for s in loading_settings)
+    return [Outside(_setting_texts(loading_settings), _reasons(loading_settings), call, essential)]
 
 
 def _loaded(setup: Setup) -> list[Outside]:
@@ -178,14 +178,14 @@ def _loaded(setup: Setup) -> list[Outside]:
 
 def _adapter(setup: Setup, script: str) -> list[Outside]:
     fields = [s for s in setup.settings if s.key.startswith("adapter.")]
-    left = [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]
-    if not left:
+    adapter_settings = [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]
+    if not adapter_settings:
         return []
     call = (
         "from peft import LoraConfig, get_peft_model; "
         f"model = get_peft_model(model, LoraConfig({_keywords(setup.section('adapter'))}))"
     )
-    return [Outside(_setting_texts(left), _reasons(left), call, essential=True)]
+    return [Outside(_setting_texts(adapter_settings), _reasons(adapter_settings), call, essential=True)]
 
 
 def _parts(setup: Setup) -> list[Outside]:
@@ -218,10 +218,10 @@ def _optimizer(setup: Setup) -> list[Outside]:
     if options is None:
         return []
     module, _, name = str(setup["optimizer.class"]).partition(":")
-    left = [s for s in setup.settings if s.key.startswith("optimizer.")]
+    optimizer_settings = [s for s in setup.settings if s.key.startswith("optimizer.")]
     inner = ", ".join(f"{json.dumps(key)}: {_literal(value)}" for key, value in options.items())
     line = f"from {module} import {name}; Trainer(…, optimizer_cls_and_kwargs=({name}, {{{inner}}}))"
-    return [Outside(f"optimizer.class = {name}", left[0].reason, line, essential=True)]
+    return [Outside(f"optimizer.class = {name}", optimizer_settings[0].reason, line, essential=True)]
 
 
 def _length(setup: Setup, included: set[str]) -> list[Outside]:

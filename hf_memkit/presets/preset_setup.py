@@ -163,7 +163,7 @@ class PresetSetup(Setup):
     def trainer_options(
         self, model: Any, arguments: TrainingArguments, processing_class: Any = None, **own: Any
     ) -> dict[str, Any]:
-        """Keyword arguments for Trainer beside `model` and `args`; `own` overrides them, and its callbacks are added.
+        """Keyword arguments for Trainer without `model` and `args`; `own` overrides them, its callbacks are added.
 
         Raises:
             SettingError: two components give the same argument.

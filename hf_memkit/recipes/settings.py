@@ -1,4 +1,4 @@
-"""Settings of a recipe's setup beside its techniques: model, data, saving, the error of accumulating in bf16; and
+"""Settings of a recipe's setup other than its techniques: model, data, saving, the error of accumulating in bf16; and
 refusal of requests that are wrong, belong to the variant, or would be ignored."""
 
 from __future__ import annotations

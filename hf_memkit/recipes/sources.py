@@ -34,8 +34,8 @@ def local_path(source: str) -> Path | None:
     except FileNotFoundError:
         if _HUB_ID.fullmatch(source) and path.suffix.lower() not in {**_TABLES, **_TEXTS}:
             return None
-        there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{source}: no such file or folder{did_you_mean(path.name, there)}") from None
+        siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{source}: no such file or folder{did_you_mean(path.name, siblings)}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

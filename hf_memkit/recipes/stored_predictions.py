@@ -23,7 +23,7 @@ from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 
 FILE: Final = "predictions.json"
-"""File name beside the recipes."""
+"""File name next to the recipes."""
 
 
 @dataclass(frozen=True)

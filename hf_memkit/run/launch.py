@@ -206,13 +206,13 @@ def _lost_peer(failure: ProcessFailure) -> bool:
 
 
 def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
-    how = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
+    ending = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     # The output of all but the first rank of a machine is in files.
     for log in logs.rglob(f"{failure.local_rank}/stderr.log"):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         if lines:
-            how += f", last line: {lines[-1][:300]}"
-    return how
+            ending += f", last line: {lines[-1][:300]}"
+    return ending
 
 
 def launch_command(gpus: int, *arguments: str) -> tuple[str, ...]:

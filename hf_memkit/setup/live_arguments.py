@@ -158,19 +158,19 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in values.items()}
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """`_same` by content, for objects that each TrainingArguments object creates itself."""
     for content in ("config", "deepspeed_config"):  # HfTrainerDeepSpeedConfig, DeepSpeedPlugin
-        if type(one) is type(other) and isinstance(getattr(one, content, None), dict):
-            return _same(getattr(one, content), getattr(other, content))
-    return _same(one, other)
+        if type(first) is type(second) and isinstance(getattr(first, content, None), dict):
+            return _same(getattr(first, content), getattr(second, content))
+    return _same(first, second)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
+def _same(first: Any, second: Any) -> bool:
+    if first is second:
         return True
     try:
-        return type(one) is type(other) and bool(one == other)
+        return type(first) is type(second) and bool(first == second)
     except Exception:  # a value that cannot be compared
         return False
 

@@ -41,17 +41,19 @@ def _bf16() -> Check:
     slowdown = bf16_slowdown()
     if slowdown < SLOW_BF16:
         return Check("CPU", "bf16", "ok", f"matrix products take {slowdown:.1f} times as long as in fp32")
-    found = f"matrix products take {slowdown:.0f} times as long as in fp32: rehearsals store bf16 and multiply in fp32"
-    return Check("CPU", "bf16", "ok", found)
+    finding = (
+        f"matrix products take {slowdown:.0f} times as long as in fp32: rehearsals store bf16 and multiply in fp32"
+    )
+    return Check("CPU", "bf16", "ok", finding)
 
 
 def _ram() -> Check:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     limit = this_machine().ram_bytes
-    found = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
+    finding = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
     if limit < memory.total:
-        found = f"{format_gib(limit)} (the container's limit) of {found}"
-    return Check(_RAM, "RAM", "ok", found)
+        finding = f"{format_gib(limit)} (the container's limit) of {finding}"
+    return Check(_RAM, "RAM", "ok", finding)
 
 
 def _locked() -> Check:
@@ -61,8 +63,8 @@ def _locked() -> Check:
     if can_lock(this_machine().ram_bytes):
         by = "" if limit == resource.RLIM_INFINITY else "; this process may exceed it (CAP_IPC_LOCK)"
         return Check(_RAM, "memlock", "ok", f"{shown}{by}")
-    found = f"{shown}: DeepSpeed aborts if its NVMe buffers are larger (offload to RAM is not affected)"
-    return Check(_RAM, "memlock", "warning", found, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
+    finding = f"{shown}: DeepSpeed aborts if its NVMe buffers are larger (offload to RAM is not affected)"
+    return Check(_RAM, "memlock", "warning", finding, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
 
 
 def _shared() -> Check:
@@ -71,8 +73,8 @@ def _shared() -> Check:
     size = shutil.disk_usage(_SHARED).total
     if size > _DOCKER_SHARED_BYTES:
         return Check(_RAM, "/dev/shm", "ok", format_gib(size))
-    found = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail if they need more"
-    return Check(_RAM, "/dev/shm", "warning", found, _MORE_SHARED)
+    finding = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail if they need more"
+    return Check(_RAM, "/dev/shm", "warning", finding, _MORE_SHARED)
 
 
 def _disk(nvme_path: str | None) -> list[Check]:
@@ -122,7 +124,7 @@ def _hub() -> Check:
     without = "models and data must be local or cached"
     if off := hub_switched_off():
         names = " ".join(each.partition("=")[0] for each in off.split(" and "))
-        found = f"switched off by {off}; {without}"
-        return Check("Hub", "huggingface.co", "warning", found, f"unset {names}")
-    found = f"no answer; {without}"
-    return Check("Hub", "huggingface.co", "warning", found, "curl -sI https://huggingface.co (shows why)")
+        finding = f"switched off by {off}; {without}"
+        return Check("Hub", "huggingface.co", "warning", finding, f"unset {names}")
+    finding = f"no answer; {without}"
+    return Check("Hub", "huggingface.co", "warning", finding, "curl -sI https://huggingface.co (shows why)")

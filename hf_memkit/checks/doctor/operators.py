@@ -55,8 +55,8 @@ def _tools(*, cpu: bool, needed: bool) -> Check:
     core = not cpu and bool({"g++", "python3-dev"} & set(packages))
     if needed or core:
         return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
-    found = f"not installed: {absent}; all operators are already built"
-    return Check(_GROUP, "to build them", "warning", found, "; ".join(fixes))
+    finding = f"not installed: {absent}; all operators are already built"
+    return Check(_GROUP, "to build them", "warning", finding, "; ".join(fixes))
 
 
 def _compiler() -> str:
@@ -76,5 +76,5 @@ def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
 
 
 def _lock(lock: Path) -> Check:
-    found = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
-    return Check(_GROUP, "stale build lock", "warning", found, f"rm {lock}")
+    finding = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
+    return Check(_GROUP, "stale build lock", "warning", finding, f"rm {lock}")

@@ -98,8 +98,8 @@ def _others(requirements: list[Requirement]) -> Check:
     if not bad:
         return Check(_GROUP, "memkit's own", "ok", f"all {len(requirements)} in supported versions")
     packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
-    found = "; ".join(f"{check.name} {check.found}" for check in bad)
-    return Check(_GROUP, "memkit's own", "missing", found, f"pip install {packages}", core=True)
+    finding = "; ".join(f"{check.name} {check.found}" for check in bad)
+    return Check(_GROUP, "memkit's own", "missing", finding, f"pip install {packages}", core=True)
 
 
 def _gpu_extra() -> Check:
@@ -107,13 +107,13 @@ def _gpu_extra() -> Check:
     absent = [name for name in names if importlib.util.find_spec(_MODULES.get(name, name)) is None]
     if not absent:
         return Check(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
-    found = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
-    return Check(_GROUP, "for a GPU", "warning", found, f"pip install {' '.join(absent)}")
+    finding = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
+    return Check(_GROUP, "for a GPU", "warning", finding, f"pip install {' '.join(absent)}")
 
 
 def _launchers() -> list[Check]:
-    """torchrun, deepspeed and accelerate are installed beside the interpreter; a shell needs that folder in PATH."""
-    beside = Path(sys.executable).parent
+    """torchrun, deepspeed and accelerate are installed next to the interpreter; a shell needs that folder in PATH."""
+    scripts_folder = Path(sys.executable).parent
     names = ("torchrun", "deepspeed", "accelerate")
     absent = [name for name in names if shutil.which(name) is None]
     numactl = (
@@ -123,7 +123,7 @@ def _launchers() -> list[Check]:
     )
     if not absent:
         return [Check(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
-    installed = all((beside / name).exists() for name in absent)
+    installed = all((scripts_folder / name).exists() for name in absent)
     packages = ["torch" if name == "torchrun" else name for name in absent]
-    fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(packages)}"
+    fix = f"export PATH={scripts_folder}:$PATH" if installed else f"pip install {' '.join(packages)}"
     return [Check(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]

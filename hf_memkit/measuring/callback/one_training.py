@@ -104,12 +104,12 @@ class Training:
         if engine is not None:
             extra["engine"] = type(engine).__name__
         self._ooms_before = self.recorder.readers.read().get("allocator_ooms", 0)
-        left = self._barrier.call("after oom", self._after_oom, previous) if previous is not None else None
-        if left:
-            extra |= {"after_oom": left, "train_batch_size": self._state.train_batch_size}
+        after_oom = self._barrier.call("after oom", self._after_oom, previous) if previous is not None else None
+        if after_oom:
+            extra |= {"after_oom": after_oom, "train_batch_size": self._state.train_batch_size}
         path = self.recorder.writer.path
         # With auto_find_batch_size the same training starts again, without an end.
-        close_open_file(path, ended=bool(left and previous is not None and self._restarts(previous._state)))
+        close_open_file(path, ended=bool(after_oom and previous is not None and self._restarts(previous._state)))
         self.recorder.train_begin(self._state, model, optimizer, extra)
         self._watch = ExceptionWatch(callback, self._on_exception_raised)
         expect_end(self.recorder, self.recorder.writer, self._watch)

@@ -153,7 +153,7 @@ class StorageCount:
         self._device = device
         self._seen: set[int] = set()
 
-    def of(self, parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
+    def count_module(self, parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
         """Holdings of these parameters and buffers without storages counted before."""
         self.holdings = {}
         for tensor in (

@@ -38,7 +38,7 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
         if not own and not buffers:
             continue
         sizes = [(int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in own]
-        places = _by_place(count.of(own, buffers))
+        places = _by_place(count.count_module(own, buffers))
         rows.append(
             {
                 "name": name,

@@ -9,7 +9,7 @@ the script imports). Its section `data` names the rows and their tokenizer:
 | `files`, `format`, `format_options` | local files, as `datasets.load_dataset` reads them |
 | `hub_id`, `hub_config`, `hub_split` | the hub |
 | `folder`, `folders` | folders of sound or images |
-| `made_up` | in a file beside the script that creates them, if the hub is unreachable |
+| `made_up` | in a file next to the script that creates them, if the hub is unreachable |
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _WIRING, _PROCESS_GROUP = "hf_memkit.deepspeed.wiring", "hf_memkit.setup.process_group"
 _NAMES: Final = {_WIRING: "deepspeed_wiring"}
-"""Module → its name beside a script, if different."""
+"""Module → its name next to a script, if different."""
 
 _IMPORT: Final = re.compile(r"^( *)from (hf_memkit\.[\w.]+) import ", re.MULTILINE)
 
@@ -96,17 +96,17 @@ def _copies(modules: Iterable[str]) -> dict[str, str]:
     """`{file name: text}` of these modules, and of memkit's modules that they import at the top, except the package
     itself. The copies import each other by their file names."""
     texts: dict[str, str] = {}
-    left = list(modules)
-    while left:
-        module = left.pop(0)
+    remaining = list(modules)
+    while remaining:
+        module = remaining.pop(0)
         if module not in texts:
             spec = importlib.util.find_spec(module)
             assert spec is not None and spec.origin is not None
             texts[module] = Path(spec.origin).read_text(encoding="utf-8")
-            left += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
+            remaining += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
 
     def with_local_imports(text: str, ours: bool) -> str:
-        """`text` with renamed imports of a script (`ours`), or of modules beside it."""
+        """`text` with renamed imports of a script (`ours`), or of modules next to it."""
         known = texts.keys()
         return _IMPORT.sub(
             lambda match: f"{match[1]}from {_name(match[2])} import " if ours or match[2] in known else match[0], text
@@ -146,8 +146,8 @@ def _requirements(setup: Setup, needs: Iterable[str]) -> str:
     names += ["peft"] if setup.section("adapter") else []
     names += [package.replace("_", "-") for package in needed_packages(setup)]
     names += needs
-    made = f"made with torch {version('torch')}, transformers {version('transformers')}"
-    return f"{', '.join(dict.fromkeys(names))} ({made})"
+    versions = f"made with torch {version('torch')}, transformers {version('transformers')}"
+    return f"{', '.join(dict.fromkeys(names))} ({versions})"
 
 
 _CONFIG_FILE: Final = "ds_config.json"
@@ -178,7 +178,7 @@ def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
 
 
 def _local_module(path: str) -> str:
-    """`module:class`, with a component's file name beside a script."""
+    """`module:class`, with a component's file name next to a script."""
     return path.removeprefix("hf_memkit.components.")
 
 
@@ -244,12 +244,12 @@ def _optimizer(setup: Setup) -> Settings:
 
 
 _EXAMPLES: Final = "examples.jsonl"
-"""File beside a script: rows for a rehearsal without a hub."""
+"""File next to a script: rows for a rehearsal without a hub."""
 
 
 @dataclass(frozen=True)
 class _ScriptData:
-    """`settings`: the section; `modules`: memkit's modules beside the script; `files`: others, name → text."""
+    """`settings`: the section; `modules`: memkit's modules next to the script; `files`: others, name → text."""
 
     settings: Settings
     modules: tuple[str, ...] = ()
@@ -304,8 +304,8 @@ def _rows(setup: Setup, task: Task) -> _ScriptData:
         where = _files(paths, kind)
     if is_text:
         return _section(setup, where, data["text_column"])
-    there = opened(task, where, lambda source: source.load().column_names)
-    return _section(setup, where, columns=task.columns_among(data["columns"], there))
+    columns = opened(task, where, lambda source: source.load().column_names)
+    return _section(setup, where, columns=task.columns_among(data["columns"], columns))
 
 
 def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) -> Any:

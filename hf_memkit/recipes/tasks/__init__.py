@@ -9,6 +9,8 @@ from hf_memkit.recipes.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.recipes.tasks.task import Task
 from hf_memkit.setup.setup import Setup
 
+__all__ = ["DEFAULT_TASK", "TASKS", "Task", "find_task", "task_of"]
+
 
 def find_task(name: str) -> Task:
     """The task called `name`. Raises InputError if there is none."""

@@ -1,5 +1,5 @@
 """Images that a model can learn to distinguish in a few steps, used without data: striped and plain, in three colours.
-Needs numpy and pillow only, so that it can be copied beside a script."""
+Needs numpy and pillow only, so that it can be copied next to a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words spoken in tones, one for each letter, used without data. Needs numpy only, so that it can be copied beside a
+"""Words spoken in tones, one for each letter, used without data. Needs numpy only, so that it can be copied next to a
 script."""
 
 from __future__ import annotations

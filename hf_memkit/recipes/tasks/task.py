@@ -120,7 +120,7 @@ class Task:
         return {}
 
     def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
-        """Values of the section `data`, and modules beside the script, for the processor of images or sound. `own`:
+        """Values of the section `data`, and modules next to the script, for the processor of images or sound. `own`:
         whether the script loads the model's own processor."""
         return {}, ()
 

@@ -1,6 +1,6 @@
 """A tokenizer such as Whisper's, used if the model's own is unavailable: byte-level BPE, trained on the transcripts.
 It has the tokens at the beginning and end of a transcript, and none for languages and times. Needs tokenizers and
-transformers only, so that it can be copied beside a script."""
+transformers only, so that it can be copied next to a script."""
 
 from __future__ import annotations
 

@@ -75,10 +75,10 @@ def bytes_of_this_process(processes: Sequence[tuple[int, int | None]], reserved_
     every process that uses the GPU is listed."""
     if reserved_bytes == 0:
         return None
-    mine = [used for pid, used in processes if pid == os.getpid()] if _in_first_pid_namespace() else []
-    if not mine and len(processes) == 1:
-        mine = [processes[0][1]]
-    known = [used for used in mine if used is not None]
+    own = [used for pid, used in processes if pid == os.getpid()] if _in_first_pid_namespace() else []
+    if not own and len(processes) == 1:
+        own = [processes[0][1]]
+    known = [used for used in own if used is not None]
     # Fewer bytes than the allocator's: another process, or a driver that does not count (WSL).
     return sum(known) if known and sum(known) >= reserved_bytes else None
 

@@ -4,7 +4,7 @@
 |---|---|
 | `environment` | environment variables, unless they are set |
 | `data` | rows, their held-out part, a tokenizer |
-| `model`, `adapter`, `model_parts` | the model, loaded or built, with LoRA and components from files beside this one |
+| `model`, `adapter`, `model_parts` | the model, loaded or built, with LoRA and components from files in this folder |
 | `arguments` | `TrainingArguments`, or those of another Trainer |
 | `optimizer`, `trainer_parts` | further keyword arguments of Trainer |
 """
@@ -74,10 +74,10 @@ class TrainingJob:
         options = dict(data["special_tokens"])
         if "one_text" in data:
             numbered = [(token, number) for number, token in enumerate(special)]
-            one, two = data["one_text"], data.get("two_texts")
-            bpe._tokenizer.post_processor = TemplateProcessing(single=one, pair=two, special_tokens=numbered)
+            single, pair = data["one_text"], data.get("two_texts")
+            bpe._tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=numbered)
             options["model_input_names"] = ["input_ids", "attention_mask"]
-            if two is not None and ":1" in two:
+            if pair is not None and ":1" in pair:
                 options["model_input_names"].append("token_type_ids")
         return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **options)
 
@@ -185,12 +185,12 @@ class TrainingJob:
 def tokenizer_texts(texts: Iterable[str]) -> Iterator[str]:
     """Texts to train a tokenizer on: the first 100 Mi characters, in words of at most 256. Training time is quadratic
     in the longest word: 4 minutes for one of a million characters."""
-    left = MOST_CHARACTERS
+    remaining = MOST_CHARACTERS
     for text in texts:
-        if left <= 0:
+        if remaining <= 0:
             return
-        yield LONG_SPACE.sub(r"\1", LONG_WORD.sub(r"\1\n", text[:left]))
-        left -= len(text)
+        yield LONG_SPACE.sub(r"\1", LONG_WORD.sub(r"\1\n", text[:remaining]))
+        remaining -= len(text)
 
 
 def _optimizer(section: Mapping[str, Any], arguments: Any) -> tuple[type, dict[str, Any]]:

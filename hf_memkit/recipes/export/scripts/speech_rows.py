@@ -1,4 +1,4 @@
-"""Speech with transcripts: sound files with a `.txt` beside each, a table of their paths, or a data set of the hub."""
+"""Speech with transcripts: sound files with `.txt` files, a table of their paths, or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def list_rows(source: Source) -> Dataset:
 
 
 def _of_folder(folder: Path) -> Dataset:
-    """Rows of sound files in a folder and its subfolders, each with its transcript beside it."""
+    """Rows of sound files in a folder and its subfolders, each with its transcript next to it."""
     below = sorted(file for file in folder.rglob("*") if not file.name.startswith("."))
     sounds = [file for file in below if file.suffix.lower() in SUFFIXES]
     texts = {file.with_suffix(""): file for file in below if file.suffix.lower() == ".txt"}
