@@ -65,7 +65,7 @@ _SUCCESSORS: Final[Mapping[str, str]] = {
     "total_episodes": "max_steps",
     "response_length": "max_completion_length: {}",
 }
-"""Argument → what replaces it; `{}` is its value."""
+"""Argument → its replacement; `{}` is its value."""
 
 _INSTEAD: Final[Mapping[str, str]] = {
     # transformers 5.23.0, by file of each.
@@ -107,7 +107,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "vllm_enable_prefix_caching": "set --enable_prefix_caching of `trl vllm-serve`",
     "truncation_mode": "sequences are cut at their end",
 }
-"""Argument without a successor → what holds instead."""
+"""Argument without a successor → the current behaviour."""
 
 EXAMPLES: Final = frozenset(
     {

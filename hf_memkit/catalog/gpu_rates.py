@@ -431,7 +431,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=900,
     ),
 }
-"""By the names of `gpu_sizes.KNOWN_GPUS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
+"""Rates by the names of `gpu_sizes.KNOWN_GPUS`; for GPUs sold as an SXM module and with PCIe those of the module."""
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(

@@ -127,7 +127,7 @@ def longest_sequence(config: Path | Mapping[str, Any]) -> int | None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Errors only from transformers' own log, inside the block."""
+    """Show only errors in transformers' log inside the block."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()

@@ -1,7 +1,7 @@
 """Every key that DeepSpeed 0.19 knows, by section, with the values it accepts; and the key at a dotted path.
 
 `scripts/deepspeed_keys.py` writes `deepspeed_0_19.json` from DeepSpeed's own classes, since importing DeepSpeed takes
-seconds. The tables here hold what no class declares: sections that DeepSpeed reads key by key, bounds, parameters of
+seconds. The tables here have what no class declares: sections that DeepSpeed reads key by key, bounds, parameters of
 optimizers, and names that it removed or that people get wrong.
 """
 
@@ -67,7 +67,8 @@ class Key:
         return None if right else wanted
 
     def range_error(self, value: Any) -> str | None:
-        """The bound that `value` breaks, such as "at least 0"; None if in range. Only for values of the right type."""
+        """The bound that `value` violates, such as "at least 0"; None if in range. Only for values of the right
+        type."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and value < self.least:
                 return f"at least {self.least:g}"
@@ -209,7 +210,7 @@ BOUNDS: Final[dict[str, Key]] = {
     "aio.intra_op_parallelism": whole(1),
     "activation_checkpointing.number_checkpoints": whole(1, optional=True),
 }
-"""Keys whose bounds DeepSpeed's class does not state."""
+"""Keys whose bounds DeepSpeed's class does not declare."""
 
 TORCH_OPTIMIZERS: Final = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
@@ -276,8 +277,8 @@ RENAMED: Final[dict[str, str]] = {
     "activation_checkpointing.contiguous_checkpointing": "contiguous_memory_optimization",
     "train_micro_batch_size": "train_micro_batch_size_per_gpu",
 }
-"""Wrong names that people use → the name in the same section. The first is what aio's key was called before; the
-second is in DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
+"""Frequent wrong name → the name in the same section. The first is a former name of aio's key; the second is in
+DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
 
 _GENERATED: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("deepspeed_0_19.json").read_text())
 

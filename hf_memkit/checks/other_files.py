@@ -37,7 +37,7 @@ _NAMED: Final = re.compile(
     r"(?:\s--(?:deepspeed|deepspeed_config|deepspeed_config_file|config_file|config)[\s=\\]+|\.py[ \t]+)"
     r"[\"']?([\w./~-]+\.(?:json|ya?ml))\b"
 )
-"""A config in a command: after its option, or directly after the script, as HfArgumentParser takes it."""
+"""A config in a command: after its option, or directly after the script, as for HfArgumentParser."""
 
 _MODEL: Final = "To check for this model, give its folder: memkit check args.yaml --model FOLDER"
 _ARGUMENTS: Final = "Give a DeepSpeed JSON, or a YAML or JSON file of TrainingArguments"
@@ -80,8 +80,8 @@ _UNSLOTH_TRAINING: Final = frozenset(
         "packing", "train_on_completions", "gradient_checkpointing",
     }
 )  # fmt: skip
-"""All that a config of unsloth's command line may hold, and its section `training` (unsloth_cli/config.py). Scripts
-have sections of these names too, with other keys."""
+"""All keys of a config of unsloth's command line, and of its section `training` (unsloth_cli/config.py). Scripts have
+sections of these names too, with other keys."""
 
 _SAVED: Final = (
     ("an adapter's config, of PEFT", "peft_type", ""),
@@ -113,7 +113,7 @@ _SAVED: Final = (
 _OF_TRAINING: Final = frozenset(
     {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
 )
-"""Arguments of which a file of a script's arguments has at least one."""
+"""A file of a script's arguments has at least one of these."""
 
 _GENERATION: Final = frozenset(
     {
@@ -144,7 +144,7 @@ _FSDP: Final = frozenset(
 
 
 def other_script(path: Path, text: str) -> Other | None:
-    """What a file is that is neither JSON nor YAML, if its name or text shows that."""
+    """Kind of a file that is neither JSON nor YAML, by its name or text."""
     suffix = path.suffix.lower()
     if suffix == ".py":
         return Other("a Python script", f"Predict it: memkit predict {path} -- ARGUMENTS")
@@ -160,7 +160,7 @@ def other_script(path: Path, text: str) -> Other | None:
 
 
 def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
-    """Whose config this is, if it is another tool's than Trainer's, TRL's, DeepSpeed's or memkit's."""
+    """The tool of this config, if not Trainer, TRL, DeepSpeed or memkit."""
     keys = {str(key) for key in content}
     if is_accelerate(content):
         if content.get("compute_environment") == "AMAZON_SAGEMAKER":

@@ -26,11 +26,11 @@ class Problem:
         rule: ID of the rule that found it (docs/checks.md lists all).
         severity: how bad it is here.
         file: the file with the key; empty if there is none.
-        key: dotted path as it is nested in the file, such as `zero_optimization.offload_param.buffer_size`; empty if
+        key: dotted path in the file, such as `zero_optimization.offload_param.buffer_size`; empty if
             the file as a whole is not checked.
         value: the key's value; None if the key is missing.
-        why: what the library does with it; a clause without a full stop.
-        fix: what to write instead; an imperative without a full stop.
+        why: the library's behaviour; a clause without a full stop.
+        fix: the correction; an imperative without a full stop.
         null: the key is in the file, and its value is null.
     """
 
@@ -88,8 +88,8 @@ class Rule:
     Attributes:
         id: its name, in kebab-case.
         severity: the default severity; a case can override it.
-        why: what the library does, in one line.
-        fix: what to do, in one line.
+        why: the library's behaviour, in one line.
+        fix: the correction, in one line.
         source: file and line of the library that show the behaviour.
         find: yields where it applies.
         module: its module in `hf_memkit.checks.rules`.

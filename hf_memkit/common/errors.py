@@ -89,7 +89,7 @@ class MissingPackageError(MemkitError):
 
 
 class RunError(MemkitError):
-    """A run that started and could not go on."""
+    """A run that started and could not continue."""
 
 
 class TraceFailed(RunError):

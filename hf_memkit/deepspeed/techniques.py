@@ -61,8 +61,8 @@ def zero2_offload(setup: Setup) -> Setup:
     not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
 )
 def zero3(setup: Setup) -> Setup:
-    """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the frozen
-    weights are split too, and gradients and states are those of the adapters."""
+    """ZeRO-3: everything is split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the
+    frozen weights are split too, and gradients and states belong to the adapters."""
     if setup.resolved_for.processes == 1:
         setup = setup.with_notes("ZeRO-3 on one GPU splits nothing. Give several (--gpus), or choose another engine.")
     return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")

@@ -1,7 +1,5 @@
-"""A setup as the file of arguments that `HfArgumentParser` scripts read: YAML with the reasons as comments, or JSON.
-
-The file holds the user's own entries too. What it cannot say is listed, each with the line that says it.
-"""
+"""A setup as a file of arguments for `HfArgumentParser` scripts: YAML with the reasons as comments, or JSON. It
+includes the user's own entries, and lists settings that such a file cannot contain, each with its line of code."""
 
 from __future__ import annotations
 

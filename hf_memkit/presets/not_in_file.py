@@ -123,10 +123,8 @@ def _trl_quantization(by_key: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = ()) -> tuple[Outside, ...]:
-    """What neither TrainingArguments nor the script's own arguments say, in the order in which it is done.
-
-    `own`: names that the user's file has already.
-    """
+    """Settings outside TrainingArguments and the script's own arguments, in the order of their application. `own`:
+    names that the user's file already has."""
     included = {setting.key for setting in script_arguments(setup, script).values()}
     lines = _environment(setup) if script != "trl" else []
     lines += _loading(setup, included)

@@ -104,7 +104,7 @@ class _Hook(_Link):
 
 
 class _CtrlC(_Link):
-    """Handles SIGINT."""
+    """Handler of SIGINT."""
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         try:
