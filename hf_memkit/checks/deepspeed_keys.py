@@ -292,14 +292,14 @@ _ALIASES: Final = {"bfloat16": "bf16"}
 
 
 def _sections() -> dict[str, Section]:
-    found = {name: Section(keys, strict=False) for name, keys in UNTYPED.items()}
+    sections = {name: Section(keys, strict=False) for name, keys in UNTYPED.items()}
     for name, section in _GENERATED["sections"].items():
         keys = {}
-        for key, says in section["keys"].items():
-            says["choices"] = tuple(says.get("choices", ()))
-            keys[key] = BOUNDS.get(f"{name}.{key}") or Key(**says)
-        found[name] = Section(keys, strict=section["strict"])
-    return found
+        for key, fields in section["keys"].items():
+            fields["choices"] = tuple(fields.get("choices", ()))
+            keys[key] = BOUNDS.get(f"{name}.{key}") or Key(**fields)
+        sections[name] = Section(keys, strict=section["strict"])
+    return sections
 
 
 SECTIONS: Final = _sections()
@@ -336,5 +336,5 @@ def places_of(name: str) -> tuple[str, ...]:
     """Every dotted path with a known key of this name, the shortest first; empty for words such as `enabled`."""
     if name in ("enabled", "type", "params", "dtype", "device"):
         return ()
-    found = [f"{section}.{name}".lstrip(".") for section, known in SECTIONS.items() if name in (known.keys or {})]
-    return tuple(sorted(found, key=len))
+    paths = [f"{section}.{name}".lstrip(".") for section, known in SECTIONS.items() if name in (known.keys or {})]
+    return tuple(sorted(paths, key=len))

@@ -109,22 +109,22 @@ class Rule:
         return [
             Problem(
                 rule=self.id,
-                severity=found.severity or self.severity,
-                file=_file(subject, found),
-                key=found.key,
-                value=subject.shown_value(found.key, found.argument) if found.value is ABSENT else found.value,
-                why=found.why or self.why,
-                fix=found.fix or self.fix,
-                null=found.value in (None, ABSENT) and subject.is_null(found.key, found.argument),
+                severity=case.severity or self.severity,
+                file=_file(subject, case),
+                key=case.key,
+                value=subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value,
+                why=case.why or self.why,
+                fix=case.fix or self.fix,
+                null=case.value in (None, ABSENT) and subject.is_null(case.key, case.argument),
             )
-            for found in self.find(subject)
+            for case in self.find(subject)
         ]
 
 
-def _file(subject: Subject, found: Found) -> str:
-    if found.launcher:
+def _file(subject: Subject, case: Found) -> str:
+    if case.launcher:
         return subject.launcher_file
-    return subject.arguments_file if found.argument else subject.config_file
+    return subject.arguments_file if case.argument else subject.config_file
 
 
 RULES: dict[str, Rule] = {}

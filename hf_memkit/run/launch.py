@@ -176,8 +176,7 @@ def cause_of_failure(failures: Mapping[int, ProcessFailure], logs: Path) -> Memk
 
 
 def all_stopped(failures: Mapping[int, ProcessFailure]) -> bool:
-    """Whether all ranks ended because of a signal before the first step: none has an error of its own, and none was
-    killed otherwise."""
+    """Whether all ranks were stopped by a signal before the first step, without an error recorded by any of them."""
     return all(
         _lost_peer(failure)
         or (_recorded(failure) is None and failure.exitcode in (1, -signal.SIGINT, -signal.SIGTERM))

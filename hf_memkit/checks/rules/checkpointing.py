@@ -26,8 +26,8 @@ _PARTS: Final = ("checkpoint_segments", "checkpoint_selective", "checkpoint_offl
 
 
 def _options(subject: Subject) -> Mapping[str, Any]:
-    found = subject.argument(_OPTIONS)
-    return found if isinstance(found, Mapping) else {}
+    options = subject.argument(_OPTIONS)
+    return options if isinstance(options, Mapping) else {}
 
 
 def _part(subject: Subject) -> str:
