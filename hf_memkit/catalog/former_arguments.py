@@ -190,7 +190,7 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
             former[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
     names = {str(name) for name in given}
     of_trl = {name for owner in _history()["trl"]["classes"] for name in _last("trl", owner)}
-    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if _for_unsloth(given) else frozenset())
+    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if _uses_unsloth(given) else frozenset())
     for name in (name for name in given if name in gone_from_trl):
         classes = trl_in_use(names - {name})
         had = next((owner for owner in classes if name in _last("trl", owner)), None)
@@ -200,7 +200,7 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     return former
 
 
-def _for_unsloth(given: Mapping[str, Any]) -> bool:
+def _uses_unsloth(given: Mapping[str, Any]) -> bool:
     """Whether the file is for a script that loads its model with unsloth."""
     return given.get("use_gradient_checkpointing") == "unsloth" or any("unsloth" in str(name) for name in given)
 

@@ -490,7 +490,9 @@ def rates_of(name: str) -> GpuRates | None:
         return RATES[name]
     wanted = _words(name)
     for without_pcie in (frozenset(), frozenset({"pcie"})):
-        rows = [row for known, row in {**RATES, **VARIANTS}.items() if _is(wanted - without_pcie, _words(known))]
+        rows = [
+            row for known, row in {**RATES, **VARIANTS}.items() if _is_same_name(wanted - without_pcie, _words(known))
+        ]
         if rows:
             return rows[0] if len(rows) == 1 else None
     return None
@@ -501,7 +503,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(word for word in words if word and not _NO_KIND.fullmatch(word))
 
 
-def _is(wanted: frozenset[str], known: frozenset[str]) -> bool:
+def _is_same_name(wanted: frozenset[str], known: frozenset[str]) -> bool:
     """Whether both have the same words, except for a size that only one of them has."""
     sizes = [{word for word in words if _SIZE.fullmatch(word)} for words in (wanted, known)]
     return wanted - sizes[0] == known - sizes[1] and (not all(sizes) or sizes[0] == sizes[1])

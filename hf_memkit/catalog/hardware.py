@@ -137,7 +137,7 @@ def named_gpu(name: str) -> Gpu:
     by_key = {_key(named): named for named in KNOWN_GPUS} | _ALSO_CALLED
     known_name = by_key.get(_key(name))
     if known_name is None:
-        raise InputError(f"unknown GPU {name!r}; {_proposed(name, by_key)}")
+        raise InputError(f"unknown GPU {name!r}; {_proposal(name, by_key)}")
     named = KNOWN_GPUS[known_name]
     if named.total_gib is None:
         total_gib, how = (
@@ -147,7 +147,7 @@ def named_gpu(name: str) -> Gpu:
     else:
         total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
     return Gpu(
-        name=_variant(known_name) if "pcie" in name.lower() else known_name,
+        name=_with_pcie_name(known_name) if "pcie" in name.lower() else known_name,
         capacity_bytes=int(total_gib * GIB),
         bf16=named.capability >= 8.0,
         source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {named.capability}",
@@ -161,13 +161,13 @@ def _context_bytes(known: KnownGpu | None) -> int:
     return CONTEXT_BYTES if measured is None else measured * MIB
 
 
-def _known(name: str) -> KnownGpu | None:
+def _known_gpu(name: str) -> KnownGpu | None:
     """The known GPU with this name of the driver."""
     key = _key(name)
     return next((known for named, known in KNOWN_GPUS.items() if _key(named) == key), None)
 
 
-def _variant(known_name: str) -> str:
+def _with_pcie_name(known_name: str) -> str:
     """Name of the PCIe version, if its rates differ from the SXM module's."""
     name = f"{known_name} PCIe"
     return name if rates_of(name) in VARIANTS.values() else known_name
@@ -184,7 +184,7 @@ _OTHER_MAKERS: Final = {
 """Maker → names of its accelerators."""
 
 
-def _proposed(name: str, by_key: Mapping[str, str]) -> str:
+def _proposal(name: str, by_key: Mapping[str, str]) -> str:
     """Proposal for an unknown name of a GPU."""
     if re.fullmatch(r"\s*[1-9]\d{0,2}\s*", name):
         return f"did you mean {name.strip()}GB?"
@@ -270,7 +270,7 @@ def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
         source="this machine",
         here=True,
         capability=float(f"{major}.{minor}"),
-        context_bytes=_context_bytes(_known(name)),
+        context_bytes=_context_bytes(_known_gpu(name)),
     )
 
 
@@ -412,24 +412,26 @@ def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str
     """
     of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
     if gpu is not None and gpu_memory:
-        return _of_at_most(gpu_of_size(gpu_memory, of_memory), _named(gpu, option), f"{of_memory} {gpu_memory}")
+        return _checked_size(
+            gpu_of_size(gpu_memory, of_memory), _gpu_of_option(gpu, option), f"{of_memory} {gpu_memory}"
+        )
     if gpu is not None:
-        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _named(gpu, option)
+        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _gpu_of_option(gpu, option)
     return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
 
 
-_AS_ON_THE_BOX: Final = 1.1
+_ROUNDED_UP: Final = 1.1
 """Tolerance for a size on the box, of which the driver reserves a part: a T4 of 16 GB shows 14.56 GiB."""
 
 
-def _of_at_most(size: Gpu, named: Gpu, given: str) -> Gpu:
-    if size.capacity_bytes > _AS_ON_THE_BOX * named.capacity_bytes:
+def _checked_size(size: Gpu, named: Gpu, given: str) -> Gpu:
+    if size.capacity_bytes > _ROUNDED_UP * named.capacity_bytes:
         shown = f"{named.capacity_bytes / GIB:.2f} GiB"
         raise InputError(f"{given}: {named.name} has {shown}. Give less, or omit --gpu or --gpu-memory")
     return named if size.capacity_bytes >= named.capacity_bytes else named.with_capacity(size.capacity_bytes)
 
 
-def _named(name: str, option: str) -> Gpu:
+def _gpu_of_option(name: str, option: str) -> Gpu:
     try:
         return named_gpu(name)
     except InputError as error:

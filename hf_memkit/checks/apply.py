@@ -31,7 +31,7 @@ def check(job: Setup | Subject) -> list[Problem]:
     if _stage_is_wrong(subject, problems):
         problems = _problems_at_every_stage(subject, problems)
     if subject.launcher is not None and subject.config_file == subject.launcher_file:
-        problems = [converted for problem in problems if (converted := _as_written(problem, subject)) is not None]
+        problems = [converted for problem in problems if (converted := _at_keys_of_yaml(problem, subject)) is not None]
     order = {path: number for number, (path, _) in enumerate(walk(subject.config or {}))}
 
     def place(problem: Problem) -> int:
@@ -47,7 +47,7 @@ def _apply(subject: Subject) -> list[Problem]:
     return [problem for rule in RULES.values() for problem in rule.problems(subject)]
 
 
-def _as_written(problem: Problem, subject: Subject) -> Problem | None:
+def _at_keys_of_yaml(problem: Problem, subject: Subject) -> Problem | None:
     """A problem of a config inside accelerate's YAML, at the YAML's keys."""
     if RULES[problem.rule].module == "launcher":
         return problem

@@ -168,10 +168,10 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
         return None
     training = content.get("training")
     if isinstance(training, Mapping) and len(keys) > 1 and keys <= _UNSLOTH and training.keys() <= _UNSLOTH_TRAINING:
-        return Other("a config of unsloth's command line", _to_check_of("", path, content))
-    if what := _shown_by(keys, _TOOLS):
-        return Other(what, _to_check_of(what, path, content))
-    if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):
+        return Other("a config of unsloth's command line", _deepspeed_json_of("", path, content))
+    if what := _kind_by_keys(keys, _TOOLS):
+        return Other(what, _deepspeed_json_of(what, path, content))
+    if what := "" if keys & _OF_TRAINING else _kind_by_keys(keys, _SAVED):
         return Other(what, _MODEL if what == "a model's config" else _ARGUMENTS)
     marks = {key for value in content.values() for key in _keys_inside(value)}
     for mark, what in _MARKS.items():
@@ -218,7 +218,7 @@ def _arguments_inside(content: Mapping[str, Any]) -> tuple[str, int]:
     return max(counts, key=lambda entry: entry[1], default=("", 0))
 
 
-def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
+def _kind_by_keys(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
     """The first kind of file with these keys; empty if none."""
     return next(
         (
@@ -238,7 +238,7 @@ def is_accelerate(content: Mapping[Any, Any]) -> bool:
     return keys <= accelerate_keys() and bool(keys - fields())
 
 
-def _to_check_of(what: str, path: Path, content: Mapping[str, Any]) -> str:
+def _deepspeed_json_of(what: str, path: Path, content: Mapping[str, Any]) -> str:
     """The part of another tool's config that memkit can check: the DeepSpeed JSON that it names."""
     value = content.get("deepspeed")
     named = value if isinstance(value, str) and value.endswith(".json") else ""

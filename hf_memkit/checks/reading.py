@@ -67,7 +67,7 @@ def read(path: str | Path) -> File:
         description = "nothing" if content is None else f"a {type(content).__name__}"
         raise InputError(f"{path}: line 1, column 1: expected keys and values, got {description}")
     other = None if content.keys() & _RECIPE else other_tool(path, content)
-    return File(path, "other" if other else _kind(content), content, duplicates, other)
+    return File(path, "other" if other else _kind_of_keys(content), content, duplicates, other)
 
 
 class _Object(dict[str, Any]):
@@ -88,14 +88,14 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
     try:
         content = parsed(place, partial(json.loads, object_pairs_hook=_object), text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {_plain(error)}") from None
+        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {_simpler_message(error)}") from None
     return content, tuple(_json_duplicates(content))
 
 
-def _plain(error: json.JSONDecodeError) -> str:
+def _simpler_message(error: json.JSONDecodeError) -> str:
     """json's message without its place, which memkit prints first; a simpler one for the most frequent mistake, a
     comma before a closing bracket (from Python 3.13 on the place is the comma's)."""
-    if _COMMENT.search(_without_texts(error.doc)):
+    if _COMMENT.search(_with_empty_strings(error.doc)):
         return "JSON has no comments, and Trainer cannot read a file with one. Remove them"
     before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
     closing = after.removeprefix(",").lstrip()[:1]
@@ -104,7 +104,7 @@ def _plain(error: json.JSONDecodeError) -> str:
     return error.msg.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 
-def _without_texts(text: str) -> str:
+def _with_empty_strings(text: str) -> str:
     """A JSON text with empty strings: addresses contain //."""
     return re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', text)
 
@@ -162,7 +162,7 @@ def _repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def _kind(content: Mapping[str, Any]) -> Kind:
+def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
     """The kind of most keys. A name that both DeepSpeed and TrainingArguments have counts only if its value decides:
     `bf16: {enabled: true}` is DeepSpeed's, `bf16: true` an argument if no key is certainly DeepSpeed's."""
     if content.keys() & _RECIPE:

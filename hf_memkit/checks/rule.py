@@ -110,7 +110,7 @@ class Rule:
             Problem(
                 rule=self.id,
                 severity=case.severity or self.severity,
-                file=_file(subject, case),
+                file=_file_of(subject, case),
                 key=case.key,
                 value=subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value,
                 why=case.why or self.why,
@@ -121,7 +121,7 @@ class Rule:
         ]
 
 
-def _file(subject: Subject, case: Found) -> str:
+def _file_of(subject: Subject, case: Found) -> str:
     if case.launcher:
         return subject.launcher_file
     return subject.arguments_file if case.argument else subject.config_file

@@ -149,13 +149,13 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
     def trial(settings: Mapping[str, int | bool]) -> tuple[float, float]:
         """Seconds to read the file, and seconds to write it."""
         handle = handle_class(**settings)
-        return _timed(handle.sync_pread, buffer, file), _timed(handle.sync_pwrite, buffer, file)
+        return _time_transfers(handle.sync_pread, buffer, file), _time_transfers(handle.sync_pwrite, buffer, file)
 
-    _timed(keeper.sync_pwrite, buffer, file)  # the first write allocates the blocks and is slower
+    _time_transfers(keeper.sync_pwrite, buffer, file)  # the first write allocates the blocks and is slower
     deadline = time.monotonic() + budget_s
     first = trial(start)
     best, best_times, trials = dict(start), first, 1
-    for key, value in _changes():
+    for key, value in _settings_to_try():
         if time.monotonic() > deadline:
             break
         if best[key] == value:
@@ -184,7 +184,7 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
     }
 
 
-def _changes() -> Iterator[tuple[str, int | bool]]:
+def _settings_to_try() -> Iterator[tuple[str, int | bool]]:
     """(key, value) to try next with the best other settings; at most one thread for each core of this process."""
     cores = len(os.sched_getaffinity(0))
     for key, values in _TRIED.items():
@@ -193,7 +193,7 @@ def _changes() -> Iterator[tuple[str, int | bool]]:
                 yield key, value
 
 
-def _timed(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> float:
+def _time_transfers(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> float:
     """Seconds to move the whole file with `swap`."""
     started = time.perf_counter()
     for piece in range(_PIECES):

@@ -261,7 +261,7 @@ def find_leftover(nvme_path: str | Path) -> Leftover | None:
     try:
         with lock_path.open("r+") as lock:
             who = lock.read().strip()
-            owner = "ended" if _take(lock) else "running"
+            owner = "ended" if _try_lock(lock) else "running"
     except FileNotFoundError:
         if not folder.is_dir():
             return None
@@ -280,7 +280,7 @@ def hold(nvme_path: str | Path) -> Iterator[None]:
     """Lock the folder for one run; remove the files of a killed run before it, and all swapped files and a new folder
     after it. One process of each machine locks it for all processes, before the first one makes its model. Raises
     InputError if a run has locked it, or it has swap files of another program."""
-    with made_folder(Path(nvme_path)), _held(Path(nvme_path)):
+    with made_folder(Path(nvme_path)), _locked_without_files(Path(nvme_path)):
         yield
 
 
@@ -298,7 +298,7 @@ def made_folder(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked_without_files(path: Path) -> Iterator[None]:
     """Lock `path`, without swap files at the start and the end. Raises InputError if the files belong to another run
     or program."""
     lock_path = path / _LOCK_FILE
@@ -307,7 +307,7 @@ def _held(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {leftover.line}")
     with lock_path.open("a+") as lock:
         # The file may have been removed by its last holder between the opening and the locking.
-        if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+        if not _try_lock(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
             raise InputError(
                 f"{path}: another run has just taken this folder. Give each run its own: --nvme-path FOLDER"
             )
@@ -323,7 +323,7 @@ def _held(path: Path) -> Iterator[None]:
             lock_path.unlink(missing_ok=True)
 
 
-def _take(lock: IO[str]) -> bool:
+def _try_lock(lock: IO[str]) -> bool:
     """Lock the file until it is closed. Returns whether that succeeded."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

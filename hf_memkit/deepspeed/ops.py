@@ -108,7 +108,7 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
             f"DeepSpeed must compile {', '.join(to_build)}; missing: {', '.join(packages)}; run: "
             f"sudo apt-get install {' '.join(packages)}"
         )
-    with _alone(folder, say):
+    with _locked(folder, say):
         for name in to_build:
             if (folder / name / f"{name}.so").exists():
                 continue  # another process built it while this one waited
@@ -119,7 +119,7 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Lock the folder for this process, and remove locks of killed builds."""
     with (folder / "memkit.lock").open("w") as lock:
         try:

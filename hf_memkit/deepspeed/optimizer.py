@@ -32,7 +32,7 @@ def stepping_optimizer(config: Mapping[str, Any], optim: str) -> SteppingOptimiz
     settings = ZeroSettings.from_config(config)
     offloaded = settings.optimizer.device != "none"
     if settings.optimizer_type is not None:
-        return _of_json(config, settings.optimizer_type, optim, offloaded=offloaded)
+        return _optimizer_of_json(config, settings.optimizer_type, optim, offloaded=offloaded)
     kept = not offloaded or config.get("zero_force_ds_cpu_optimizer") is False
     if optim == "adagrad" and settings.stage and kept:
         # deepspeed 0.19.8: runtime/zero/stage3.py 1363, stage_1_and_2.py 947
@@ -58,7 +58,7 @@ def stepping_optimizer(config: Mapping[str, Any], optim: str) -> SteppingOptimiz
     return SteppingOptimizer("DeepSpeedCPUAdam", False, why)
 
 
-def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: bool) -> SteppingOptimizer:
+def _optimizer_of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: bool) -> SteppingOptimizer:
     """An optimizer of the JSON (deepspeed 0.19.8: runtime/engine.py 2476)."""
     name = kind.lower()
     parameters = config["optimizer"].get("params")

@@ -98,9 +98,11 @@ class ZeroSettings:
         """Read any DeepSpeed JSON; a value of the wrong type counts as absent. `hidden_size`: of the model; 0:
         unknown, so that "auto" is DeepSpeed's default."""
         zero = dict(section_of(config, "zero_optimization"))
-        stage = _whole(zero, "stage", 0)
+        stage = _integer(zero, "stage", 0)
         if hidden_size:
-            zero |= {name: size for name, size in _by_trainer(stage, hidden_size).items() if zero.get(name) == "auto"}
+            zero |= {
+                name: size for name, size in _values_for_auto(stage, hidden_size).items() if zero.get(name) == "auto"
+            }
         element_bytes = 2 if any(section_of(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
         accumulate = section_of(config, "data_types").get("grad_accum_dtype")
         zenflow = section_of(zero, "zenflow")
@@ -122,18 +124,18 @@ class ZeroSettings:
             master_bytes=2 if lean_master else 4,
             moment_bytes=2 if lean_moments else 4,
             accumulator_bytes=_DTYPE_BYTES.get(str(accumulate), element_bytes),
-            bucket_elements=_whole(zero, "reduce_bucket_size", 500_000_000),
+            bucket_elements=_integer(zero, "reduce_bucket_size", 500_000_000),
             buckets=buckets if stage else 0,
-            sub_group_elements=_whole(zero, "sub_group_size", 1_000_000_000),
+            sub_group_elements=_integer(zero, "sub_group_size", 1_000_000_000),
             live_elements=_stage_3(zero, "max_live_parameters", 1_000_000_000),
             prefetch_elements=_stage_3(zero, "prefetch_bucket_size", 50_000_000),
             persistent_elements=_stage_3(zero, "param_persistence_threshold", 100_000),
             sequential=zero.get("stage3_allgather_sequential", zero.get("allgather_sequential")) is True,
-            secondary_partition=_whole(zero, "zero_hpz_partition_size", 1),
+            secondary_partition=_integer(zero, "zero_hpz_partition_size", 1),
             optimizer=offloaded,
             parameters=_offload(zero, "offload_param", Offload(buffer_count=5)) if stage == 3 else Offload(),
-            aio_block_bytes=_whole(section_of(config, "aio"), "block_size", 1_048_576),
-            aio_parallelism=max(1, _whole(section_of(config, "aio"), "intra_op_parallelism", 1)),
+            aio_block_bytes=_integer(section_of(config, "aio"), "block_size", 1_048_576),
+            aio_parallelism=max(1, _integer(section_of(config, "aio"), "intra_op_parallelism", 1)),
             optimizer_type=kind if isinstance(kind, str) else None,
             memory_efficient_linears=zero.get("memory_efficient_linear") is not False,
             zenflow_share=_number(zenflow, "topk_ratio", 0.1) if "zenflow" in zero else 0.0,
@@ -151,7 +153,7 @@ class ZeroSettings:
         return self.parameters.device == "nvme"
 
 
-def _by_trainer(stage: int, hidden_size: int) -> dict[str, int]:
+def _values_for_auto(stage: int, hidden_size: int) -> dict[str, int]:
     """Trainer's values for "auto" (transformers 5.23.0: integrations/deepspeed.py, 232)."""
     sizes = {"reduce_bucket_size": hidden_size * hidden_size}
     if stage == 3:
@@ -172,13 +174,13 @@ def _number(section: Mapping[str, Any], name: str, default: float) -> float:
     return float(value) if is_number and math.isfinite(value) and value >= 0 else default
 
 
-def _whole(section: Mapping[str, Any], name: str, default: int) -> int:
+def _integer(section: Mapping[str, Any], name: str, default: int) -> int:
     return int(_number(section, name, default))
 
 
 def _stage_3(zero: Mapping[str, Any], name: str, default: int) -> int:
     """A key of stage 3, which DeepSpeed accepts without its prefix too."""
-    return _whole(zero, f"stage3_{name}", _whole(zero, name, default))
+    return _integer(zero, f"stage3_{name}", _integer(zero, name, default))
 
 
 def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
@@ -187,9 +189,9 @@ def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
     return Offload(
         device=device if device in ("cpu", "nvme") else "none",
         pin_memory=section.get("pin_memory", True) is not False,
-        buffer_count=_whole(section, "buffer_count", default.buffer_count),
-        buffer_elements=_whole(section, "buffer_size", default.buffer_elements),
-        max_in_cpu=_whole(section, "max_in_cpu", default.max_in_cpu),
+        buffer_count=_integer(section, "buffer_count", default.buffer_count),
+        buffer_elements=_integer(section, "buffer_size", default.buffer_elements),
+        max_in_cpu=_integer(section, "max_in_cpu", default.max_in_cpu),
         pipelined=section.get("pipeline_read") is True or section.get("pipeline_write") is True,
         ratio=min(1.0, _number(section, "ratio", 1.0)),
     )

@@ -46,17 +46,17 @@ def guard_swapping(engine: Any) -> None:
     guards: list[_Guard] = []
     if swapper is not None:
         for name in ("aio_handle", "read_aio_handle", "write_aio_handle"):  # the pipelined one has two
-            _put(swapper, name, guards)
-        _put(swapper.gradient_swapper, "aio_handle", guards)
+            _replace_handle(swapper, name, guards)
+        _replace_handle(swapper.gradient_swapper, "aio_handle", guards)
         for info in swapper.swap_params_info.values():
             for path in info.get_swap_paths():
-                _require(path, info.numel() * swapper.swap_element_size, guards)
+                _check_file_size(path, info.numel() * swapper.swap_element_size, guards)
     for parameter_swapper in {id(p.nvme_swapper): p.nvme_swapper for p in parameters}.values():
         for name in ("aio_read_handle", "aio_write_handle"):
-            _put(parameter_swapper, name, guards)
+            _replace_handle(parameter_swapper, name, guards)
         for number, path in parameter_swapper.id_to_path.items():
             size = parameter_swapper.param_id_to_numel[number] * parameter_swapper.swap_element_size
-            _require(path, size, guards)
+            _check_file_size(path, size, guards)
 
 
 class _Guard:
@@ -82,7 +82,7 @@ class _Guard:
 
     def async_pread(self, buffer: Any, path: str, offset: int = 0) -> int:
         """Read after checking that the file is complete."""
-        _require(path, offset + buffer.nbytes, self._all_guards)
+        _check_file_size(path, offset + buffer.nbytes, self._all_guards)
         return self._submitted(self._handle.async_pread(buffer, path, offset), path, "cannot be read")
 
     def wait(self) -> int:
@@ -108,7 +108,7 @@ class _Guard:
         return result
 
 
-def _put(holder: Any, name: str, guards: list[_Guard]) -> None:
+def _replace_handle(holder: Any, name: str, guards: list[_Guard]) -> None:
     """Replace the handle `holder.name`; a handle with several holders gets one guard."""
     handle = getattr(holder, name, None)
     if handle is None or isinstance(handle, _Guard):
@@ -154,7 +154,7 @@ def _written_bytes(path: str) -> int:
         os.close(descriptor)
 
 
-def _require(path: str, size: int, guards: list[_Guard]) -> None:
+def _check_file_size(path: str, size: int, guards: list[_Guard]) -> None:
     """Raise RunError unless the file has `size` bytes."""
     try:
         actual = os.stat(path).st_size  # noqa: PTH116 (asked at every swap)

@@ -84,7 +84,7 @@ def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTra
     tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
     row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    return StepTraffic(_moved(row), gpus)
+    return StepTraffic(_nonempty(row), gpus)
 
 
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
@@ -126,7 +126,7 @@ def fsdp_traffic(
     layer_bytes = gathered / layers
     gathers = 2 if reentrant else 1
     source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
-    rows = _moved(
+    rows = _nonempty(
         Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
                 accumulation * layer_bytes, source),
         Traffic("all-gather of weights, backward", "gpus", accumulation * gathers * gathered, "backward", accumulation,
@@ -175,7 +175,7 @@ def zero_traffic(
         clips=bool(config.get("gradient_clipping")),
         fp16=section_of(config, "fp16").get("enabled") is True,
     )
-    rows = _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    rows = _nonempty(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
     on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
     offload = section_of(zero, "offload_optimizer")
     return StepTraffic(
@@ -236,7 +236,7 @@ class _Job:
         return self.accumulation if self.overlaps else 0
 
 
-def _moved(*rows: Traffic) -> tuple[Traffic, ...]:
+def _nonempty(*rows: Traffic) -> tuple[Traffic, ...]:
     return tuple(row for row in rows if row.moved_bytes)
 
 
@@ -332,7 +332,7 @@ def _stage_3(job: _Job) -> list[Traffic]:
     }
     rows: list[Traffic] = []
     for phase in ("forward", "backward"):
-        rows += _fetched(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
+        rows += _fetch_weights(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
     # Without `reduce_scatter`, gradients that fit into a bucket are all-reduced.
     scatters = job.zero.get("reduce_scatter") is not False
     fits = 0 if scatters else sum(size for size in job.model.sizes if size <= settings.bucket_elements)
@@ -352,7 +352,7 @@ def _stage_3(job: _Job) -> list[Traffic]:
     return rows
 
 
-def _fetched(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
+def _fetch_weights(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
     """Transfers of weights on demand: from disk to RAM, its share from RAM to each GPU, from each GPU to the
     others."""
     settings = job.settings

@@ -15,7 +15,7 @@ from hf_memkit.setup.techniques.registry import TECHNIQUES, Family, Technique, f
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedTechnique:
     """A technique, and the preset that includes it (or its own name)."""
 
     technique: Technique
@@ -29,7 +29,7 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
     """The techniques of presets and techniques joined by `+`, such as `"lean+lora"` or
     `"8bit+selective-checkpointing"`, each once, in order of application. Those of `extra` replace others of the same
     slot. Raises SettingError if techniques in `name` have the same slot; names all such pairs."""
-    named: list[_Named] = []
+    named: list[_NamedTechnique] = []
     problems = []
     for part in _parts(name):
         for new in part:
@@ -84,16 +84,16 @@ def _conflict(technique: Technique, other: Technique) -> bool:
     return technique.name != other.name and bool(technique.slot) and technique.slot == other.slot
 
 
-def _parts(name: str) -> list[list[_Named]]:
+def _parts(name: str) -> list[list[_NamedTechnique]]:
     if not isinstance(name, str):
         raise InputError(f"preset {name!r}: must be a name, such as 'lean+lora'; known: {', '.join(PRESETS)}")
     parts = []
     for word in name.split("+"):
         word = word.strip()
         if word in PRESETS:
-            parts.append([_Named(TECHNIQUES[each], word) for each in PRESETS[word].techniques])
+            parts.append([_NamedTechnique(TECHNIQUES[each], word) for each in PRESETS[word].techniques])
         elif word in TECHNIQUES:
-            parts.append([_Named(TECHNIQUES[word], word)])
+            parts.append([_NamedTechnique(TECHNIQUES[word], word)])
         else:
             known = (*PRESETS, *TECHNIQUES)
             near = did_you_mean(word, known) or f"; presets: {', '.join(PRESETS)}"

@@ -127,8 +127,8 @@ def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = 
     names that the user's file already has."""
     included = {setting.key for setting in script_arguments(setup, script).values()}
     lines = _environment(setup) if script != "trl" else []
-    lines += _loading(setup, included)
-    lines += _loaded(setup)
+    lines += _loading_arguments(setup, included)
+    lines += _model_changes(setup)
     lines += _adapter(setup, script)
     lines += [_for_trl(part) if script == "trl" else part for part in _parts(setup)]
     lines += _optimizer(setup)
@@ -143,7 +143,7 @@ def _environment(setup: Setup) -> list[Outside]:
     ]
 
 
-def _loading(setup: Setup, included: set[str]) -> list[Outside]:
+def _loading_arguments(setup: Setup, included: set[str]) -> list[Outside]:
     """All arguments of `from_pretrained`, as one line."""
     loading_settings = [s for s in setup.settings if s.key in _LOADING and s.key not in included]
     if not loading_settings:
@@ -161,7 +161,7 @@ def _loading(setup: Setup, included: set[str]) -> list[Outside]:
     return [Outside(_setting_texts(loading_settings), _reasons(loading_settings), call, essential)]
 
 
-def _loaded(setup: Setup) -> list[Outside]:
+def _model_changes(setup: Setup) -> list[Outside]:
     """Changes of the loaded model: padded vocabulary, config values."""
     lines = []
     for s in setup.settings:
@@ -191,11 +191,11 @@ def _parts(setup: Setup) -> list[Outside]:
     for s in setup.settings:
         section, _, name = s.key.partition(".")
         if section == "model_parts":
-            line = f"from hf_memkit.components.{name} import install; install(model{_more(s.value)})"
+            line = f"from hf_memkit.components.{name} import install; install(model{_further_keywords(s.value)})"
         elif section == "trainer_parts":
             line = (
                 f"from hf_memkit.components.{name} import trainer_options; Trainer(…, **trainer_options(model=model, "
-                f"processing_class=tokenizer, arguments=training_args{_more(s.value)}))"
+                f"processing_class=tokenizer, arguments=training_args{_further_keywords(s.value)}))"
             )
         else:
             continue
@@ -251,7 +251,7 @@ def _keywords(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={_literal(value)}" for key, value in values.items())
 
 
-def _more(options: Mapping[str, Any]) -> str:
+def _further_keywords(options: Mapping[str, Any]) -> str:
     """Further keyword arguments of a call."""
     return f", {_keywords(options)}" if options else ""
 

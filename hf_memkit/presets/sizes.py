@@ -27,13 +27,13 @@ LONGEST_SEQUENCE: Final = 1 << 20
 
 MOST_TRACES: Final = 3
 
-_SURE: Final = 0.96
+_UNTRACED_SHARE: Final = 0.96
 """Maximum share of the GPU for a size that is not traced yet: the allocator's overhead grows with its tensors."""
 
-_FROM_TRACES: Final[tuple[Category, ...]] = ("activations", "loss")
+_TRACED_CATEGORIES: Final[tuple[Category, ...]] = ("activations", "loss")
 """Categories that the ledger gets from traces only."""
 
-_PERHAPS: Final = 1.1
+_WORTH_A_TRACE: Final = 1.1
 """Maximum share of the GPU at which a size is still worth the last trace."""
 
 Judge = Callable[[Setup], Prediction]
@@ -84,7 +84,7 @@ class LargestSize:
         how = f"{prediction.confidence.level}, at the peak"
         rows = [
             Row("device", name, "by a trace, at its peak", prediction.categories[name], how, prediction.peak_phase)
-            for name in _FROM_TRACES
+            for name in _TRACED_CATEGORIES
             if prediction.categories[name]
         ]
         setup = setup.with_rows(*rows)
@@ -180,7 +180,7 @@ def find_largest(
         except InputError as error:
             failed = f"{size} is not predicted: {error}"
             break
-        size = _next(choices, predictions, machine)
+        size = _next_size(choices, predictions, machine)
     traced = [f"{size} {prediction.verdict}" for size, prediction in sorted(predictions.items())]
     summary = f"traced: {', '.join([*traced, *filter(None, [failed])])}"
     if not predictions:
@@ -196,7 +196,7 @@ def fits(prediction: Prediction, machine: Machine) -> bool:
     return prediction.judged(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
 
 
-def _next(choices: Sequence[int], predictions: Mapping[int, Prediction], machine: Machine) -> int | None:
+def _next_size(choices: Sequence[int], predictions: Mapping[int, Prediction], machine: Machine) -> int | None:
     """The next size to trace; None if another trace cannot improve the result."""
     above = max((size for size in predictions if fits(predictions[size], machine)), default=0)
     below = min((size for size in predictions if size > above), default=0)
@@ -204,12 +204,12 @@ def _next(choices: Sequence[int], predictions: Mapping[int, Prediction], machine
     if not between:
         return None
     usable = predictions[above or below].usable_bytes
-    needed = {size: _needed(size, above, below, predictions) for size in between}
-    likely = max((size for size in between if needed[size] <= _SURE * usable), default=between[0])
-    return likely if not above or needed[likely] <= _PERHAPS * usable else None
+    needed = {size: _expected_bytes(size, above, below, predictions) for size in between}
+    likely = max((size for size in between if needed[size] <= _UNTRACED_SHARE * usable), default=between[0])
+    return likely if not above or needed[likely] <= _WORTH_A_TRACE * usable else None
 
 
-def _needed(size: int, above: int, below: int, predictions: Mapping[int, Prediction]) -> float:
+def _expected_bytes(size: int, above: int, below: int, predictions: Mapping[int, Prediction]) -> float:
     """Expected bytes of a size, with slack. Between a size that fits (`above`) and one that does not (`below`; 0:
     none) linear interpolation is an upper bound: the peak is the maximum of several moments that grow linearly."""
     if above and below:

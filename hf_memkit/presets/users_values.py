@@ -14,7 +14,7 @@ from hf_memkit.common.errors import SettingError
 from hf_memkit.setup.on_cpu import PAGE_LOCKED, unpin_optimizer, without_gpu
 from hf_memkit.setup.setup import Replaced, Setting, Setup
 
-_GOES_WITH: Final[dict[str, tuple[str, ...]]] = {
+_REMOVED_WITH: Final[dict[str, tuple[str, ...]]] = {
     "optim": ("arguments.optim_args", "arguments.optim_target_modules", "optimizer"),
     "torch_compile": ("arguments.torch_compile_backend", "arguments.torch_compile_mode"),
     "activation_checkpointing": ("arguments.activation_checkpointing_kwargs",),
@@ -37,7 +37,7 @@ def apply_own_arguments(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tu
     replaced_settings = {entry.setting.key: entry.setting for entry in replaced}
     for name, value in own.items():
         key = f"arguments.{name}"
-        if not _same(changed, key, value):
+        if not _is_set_to(changed, key, value):
             preset_setting = replaced_settings.get(key)
             reason = (
                 "" if preset_setting is None else f"; the preset has {preset_setting.value!r}: {preset_setting.reason}"
@@ -57,9 +57,9 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
     replaced: list[Replaced] = []
     for name, value in own.items():
         key = f"arguments.{name}"
-        if _same(setup, key, value):
+        if _is_set_to(setup, key, value):
             continue
-        dependent = [*_GOES_WITH.get(name, ())]
+        dependent = [*_REMOVED_WITH.get(name, ())]
         dependent += _EXCLUDES.get(name, ()) if value is True else ()
         preset_setting = next((s for s in setup.settings if s.key == key), None)
         if preset_setting is not None:
@@ -73,7 +73,7 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
     return setup, tuple(replaced)
 
 
-def _same(setup: Setup, key: str, value: Any) -> bool:
+def _is_set_to(setup: Setup, key: str, value: Any) -> bool:
     return key in setup and setup[key] == value and type(setup[key]) is type(value)
 
 

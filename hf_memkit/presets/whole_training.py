@@ -24,7 +24,7 @@ from hf_memkit.setup.setup import Setup
 
 _BATCH: Final = "per_device_train_batch_size"
 _LENGTH: Final = "data.sequence_length"
-_NOT_TRAINER_S: Final = frozenset(
+_UNKNOWN_TO_TRAINER: Final = frozenset(
     {
         "activation_offloading", "attn_implementation", "dtype", "load_in_4bit", "load_in_8bit", "packing",
         "padding_free", "torch_dtype", "use_lora", "use_peft",
@@ -72,7 +72,7 @@ def resolve_training(request: Request) -> Setup:
         # Only a file has names other than fields; reading transformers' fields takes a second.
         fields = {key: value for key, value in own.items() if request.args_file is None or is_field(key)}
         setup = _defaults(request, model, fields, machine, notes)
-    setup = _with_sizes(_generating(setup, own), length, model.maximum_length)
+    setup = _with_sizes(_with_generation(setup, own), length, model.maximum_length)
     for setting in setup.settings:
         if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
             notes.append(f"batches of {setting.value} sequences a GPU: {setting.reason}")
@@ -90,7 +90,7 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     if path is None:
         return []
     unknown = [str(name) for name in own if is_unknown(str(name)) and name not in former_arguments(own)]
-    scripts = [name for name, value in own.items() if name in _NOT_TRAINER_S and value not in (None, False)]
+    scripts = [name for name, value in own.items() if name in _UNKNOWN_TO_TRAINER and value not in (None, False)]
     warnings = former_lines(path, own)
     if unknown:
         warnings.append(
@@ -113,7 +113,7 @@ def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine
     return setup
 
 
-def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
+def _with_generation(setup: Setup, own: Mapping[str, Any]) -> Setup:
     """The setup with Seq2SeqTrainer's fields in `own`, if evaluations generate."""
     if not own.get("predict_with_generate"):
         return setup

@@ -77,8 +77,8 @@ class ByData:
         lengths = self._batches_of(setup)
         if lengths is None:
             return predict(setup)
-        typical = _with(setup, lengths.usual) if lengths.usual is not None else None
-        prediction = predict(_with(setup, lengths.worst), usual=typical)
+        typical = _with_lengths(setup, lengths.usual) if lengths.usual is not None else None
+        prediction = predict(_with_lengths(setup, lengths.worst), usual=typical)
         return prediction.with_notes(*self._notes, f"predicted: {lengths.said}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
@@ -87,14 +87,14 @@ class ByData:
         lengths = self._batches_of(setup)
         if lengths is None or lengths.usual is None or lengths.shapes is None:
             return None
-        typical = _with(setup, lengths.usual)
+        typical = _with_lengths(setup, lengths.usual)
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
             if lengths.half is not None and lengths.rows == setup.micro_batch_size:
                 change = f"--set per_device_train_batch_size={setup.micro_batch_size // 2}"
-                smaller[change] = _halved(_with(setup, lengths.half))
+                smaller[change] = _with_half_batch(_with_lengths(setup, lengths.half))
             if lengths.cut is not None:
-                cut = _with(setup, lengths.cut)
+                cut = _with_lengths(setup, lengths.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
         needs = {change: predict(smaller_setup, usual=typical) for change, smaller_setup in smaller.items()}
         less = {
@@ -110,7 +110,7 @@ class ByData:
         decisive = [*setup.section("data").items(), *((name, setup.get(name)) for name in _DECISIVE)]
         key = json.dumps(decisive, sort_keys=True)
         if key not in self._lengths:
-            setup, self._notes = _of_random_weights(setup)
+            setup, self._notes = _without_weights(setup)
             self._lengths[key] = _lengths_of(setup, columns)
         return self._lengths[key]
 
@@ -122,7 +122,7 @@ _DECISIVE = (
 """Settings outside the section `data` that rows and batches depend on."""
 
 
-def _of_random_weights(setup: Setup) -> tuple[Setup, list[str]]:
+def _without_weights(setup: Setup) -> tuple[Setup, list[str]]:
     """The setup without settings that change no batch, so that its script needs no weights, and notes about it."""
     for section in ("adapter", "deepspeed", "environment", "model_parts", "optimizer"):
         setup = setup.drop(section)
@@ -150,13 +150,13 @@ def _lengths_of(setup: Setup, columns: Sequence[str]) -> BatchLengths:
             raise DataError(failed.text) from None
 
 
-def _with(setup: Setup, lengths: Lengths) -> Setup:
+def _with_lengths(setup: Setup, lengths: Lengths) -> Setup:
     """The setup with the sequence lengths of a batch."""
     setup = setup.put("data.sequence_length", lengths["input_ids"], _WHY)
     return setup.put("data.target_length", lengths["labels"], _WHY) if "labels" in lengths else setup
 
 
-def _halved(setup: Setup) -> Setup:
+def _with_half_batch(setup: Setup) -> Setup:
     return setup.put_all(
         "arguments",
         per_device_train_batch_size=(setup.micro_batch_size // 2, _WHY),

@@ -64,7 +64,7 @@ def _sequences_per_step(setup: Setup) -> int:
     return math.prod(int(setup.get(f"arguments.{name}", 1)) for name in names)
 
 
-def _put(rehearsed: RecipeRun, section: str, values: dict[str, tuple[Any, str]]) -> RecipeRun:
+def _with_section(rehearsed: RecipeRun, section: str, values: dict[str, tuple[Any, str]]) -> RecipeRun:
     return replace(rehearsed, setup=rehearsed.setup.put_all(section, values))
 
 
@@ -93,8 +93,8 @@ def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *
     """`its_own`: whether the rehearsal has a smaller model than the target."""
     if not is_smaller:
         length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
-        return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
-    rehearsed = _put(
+        return _with_section(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
+    rehearsed = _with_section(
         rehearsed,
         "model",
         {
@@ -102,7 +102,7 @@ def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *
             "architecture": (dict(small.config), f"the recipe's rehearsal: {small.parameters / 1e6:.1f} M parameters"),
         },
     )
-    return _put(
+    return _with_section(
         rehearsed,
         "data",
         {
@@ -140,7 +140,7 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
         if any(s.key == f"arguments.{name}" and s.reason == "--set" for s in setup.settings):
             rehearsed = _leave_out(rehearsed, f"arguments.{name}", "the rehearsal uses its own batch and steps")
     steps, why = unless_set("max_steps", spec.steps, "the recipe's rehearsal")
-    return _put(
+    return _with_section(
         rehearsed,
         "arguments",
         {
@@ -169,7 +169,7 @@ def _several_chunks(rehearsed: RecipeRun) -> RecipeRun:
         return rehearsed
     tokens = int(setup["arguments.per_device_train_batch_size"]) * int(setup["data.sequence_length"])
     options = {**setup[key], "chunk_tokens": max(1, tokens // 4)}
-    return _put(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
+    return _with_section(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
 
 
 def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
@@ -177,8 +177,8 @@ def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
         return rehearsed
     reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
     rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)
-    rehearsed = _put(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
-    return _put(rehearsed, "model", {"dtype": ("bfloat16", reason)})
+    rehearsed = _with_section(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
+    return _with_section(rehearsed, "model", {"dtype": ("bfloat16", reason)})
 
 
 def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
@@ -193,7 +193,7 @@ def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
         f"products are computed in fp32 and rounded to bf16"
     )
     rehearsed = _leave_out(rehearsed, bf16[0], reason)
-    return _put(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
+    return _with_section(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
 
 
 def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
@@ -220,8 +220,10 @@ def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))
-    rehearsed = _put(rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")})
-    return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
+    rehearsed = _with_section(
+        rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")}
+    )
+    return _with_section(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
 
 def _with_ledger(rehearsed: RecipeRun, model: ModelFacts) -> RecipeRun:

@@ -110,7 +110,7 @@ ELSEWHERE: Final = {
 """Fields that another option or the variant sets → what to do."""
 
 
-_THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
+_SET_BY_VARIANT = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
 
 
 def refuse_wrong(recipe: Recipe, request: Request) -> None:
@@ -130,7 +130,7 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
             "of them"
         )
     problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
-    for name in sorted(_THE_VARIANT_S & chosen.keys()):
+    for name in sorted(_SET_BY_VARIANT & chosen.keys()):
         problems.append(
             f"--set {name}: the variant sets it, and its memory was computed with it. Choose another with --variant"
         )

@@ -50,7 +50,7 @@ def local_files(path: Path, expected: str, *, texts: bool = False) -> tuple[str,
     Raises DataError if there are none or several kinds, or one cannot be read."""
     known = {**_TABLES, **_TEXTS} if texts else _TABLES
     if path.is_dir():
-        candidates = [file for file in (_below(path) if texts else sorted(path.iterdir())) if not file.is_dir()]
+        candidates = [file for file in (_all_files(path) if texts else sorted(path.iterdir())) if not file.is_dir()]
         files = [file for file in candidates if file.suffix.lower() in known and not file.name.startswith(".")]
         if not files:
             raise DataError(f"{path}: no such file in this folder; expected {expected}")
@@ -77,7 +77,7 @@ def only_table(folder: Path) -> Path | None:
     return tables[0] if tables else None
 
 
-def _below(folder: Path) -> list[Path]:
+def _all_files(folder: Path) -> list[Path]:
     """All files, sorted; links are followed."""
     seen: set[str] = set()  # os.walk follows circular links to folders forever
     files: list[Path] = []

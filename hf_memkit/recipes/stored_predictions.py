@@ -96,7 +96,7 @@ def stored() -> dict[str, Any]:
     return content
 
 
-def _of(recipe: Recipe) -> list[StoredPrediction]:
+def _of_recipe(recipe: Recipe) -> list[StoredPrediction]:
     """Stored predictions of the recipe; empty if its file has changed since."""
     entry = stored()["recipes"].get(recipe.name)
     if entry is None or entry["sha256"] != checksum(recipe):
@@ -111,7 +111,7 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
     by_variant: dict[str, Option] = {}
     if machine.gpu is None:
         return []
-    for stored_one in _of(recipe):
+    for stored_one in _of_recipe(recipe):
         earlier = by_variant.get(stored_one.variant)
         if stored_one.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
             continue
@@ -129,7 +129,7 @@ def is_stored(prediction: Prediction) -> bool:
     return prediction.confidence.rests_on.endswith(_STORED)
 
 
-def _for(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
+def _of_setup(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
     """Stored predictions of the setup's variant and checkpointing, for such a GPU; empty if the user changed the
     training."""
     request, gpu = setup.request or Request(), setup.resolved_for.machine.gpu
@@ -138,14 +138,14 @@ def _for(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
     kinds = recipe.variants[setup.preset].checkpointing
     kind = next((name for name in kinds if name in setup.techniques), NO_CHECKPOINTING if kinds else "")
     wanted = (setup.preset, kind, gpu.bf16)
-    return [entry for entry in _of(recipe) if (entry.variant, entry.checkpointing, entry.bf16) == wanted]
+    return [entry for entry in _of_recipe(recipe) if (entry.variant, entry.checkpointing, entry.bf16) == wanted]
 
 
 def stored_prediction(recipe: Recipe, setup: Setup) -> Prediction:
     """The stored prediction of this setup, judged on its machine. Raises InputError if there is none: the recipe's
     file has changed, or the setup is another one."""
     job = setup.resolved_for
-    for entry in _for(recipe, setup):
+    for entry in _of_setup(recipe, setup):
         sizes = (entry.micro_batch_size, entry.accumulation, entry.sequence_length, entry.gpus, entry.nodes)
         if sizes == (setup.micro_batch_size, setup.accumulation, setup.sequence_length, job.gpus, job.nodes):
             rests_on = f"{entry.prediction.confidence.rests_on}, {_STORED}"
@@ -165,7 +165,7 @@ def stored_prediction(recipe: Recipe, setup: Setup) -> Prediction:
 
 def stored_length(recipe: Recipe, setup: Setup) -> int:
     """Sequence length of the stored prediction, if the recipe computes it; else the setup's."""
-    return next((entry.sequence_length for entry in _for(recipe, setup)), setup.sequence_length)
+    return next((entry.sequence_length for entry in _of_setup(recipe, setup)), setup.sequence_length)
 
 
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:

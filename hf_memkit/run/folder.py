@@ -214,10 +214,10 @@ def refuse_used(folder: str) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
     if (run := read_run(folder)) is not None:
-        raise _used(folder, run["status"], f"--output {folder}", ", or choose another folder")
+        raise _used_folder_error(folder, run["status"], f"--output {folder}", ", or choose another folder")
 
 
-def _used(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
+def _used_folder_error(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
     contents, instead = {
         WRITTEN: ("a run that has not begun", f"Type memkit run {folder} to begin it, or add"),
         "finished": ("a finished run", "Add"),
@@ -228,7 +228,7 @@ def _used(folder: str | Path, status: str, which: str, otherwise: str = "") -> I
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
     """Refuse to start the run in `folder`, or to continue it with `resume`, if its status forbids that."""
     if not resume and status != WRITTEN and not overwrite:
-        raise _used(folder, status, str(folder))
+        raise _used_folder_error(folder, status, str(folder))
     if resume and status == "finished":
         raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
     if resume and status == WRITTEN:

@@ -154,7 +154,7 @@ def cause_of_failure(failures: Mapping[int, ProcessFailure], logs: Path) -> Memk
     """
     first = min(failure.timestamp for failure in failures.values())
     together = {rank: failure for rank, failure in failures.items() if failure.timestamp <= first + _TOGETHER_S}
-    rank, failure = min(together.items(), key=lambda item: (_weight(item[1]), item[1].timestamp, item[0]))
+    rank, failure = min(together.items(), key=lambda item: (_consequence_order(item[1]), item[1].timestamp, item[0]))
     message = _recorded(failure)
     if message is None:
         process = f"rank {rank} (process {failure.pid})"
@@ -162,7 +162,7 @@ def cause_of_failure(failures: Mapping[int, ProcessFailure], logs: Path) -> Memk
             return RunError(
                 f"{process} was killed (SIGKILL: typically by the kernel, because RAM ran out). {_AFTER_A_KILL}"
             )
-        return RunError(f"{process} {_how_it_ended(failure, logs)}; {_WHAT_IS_LEFT}")
+        return RunError(f"{process} {_exit_of(failure, logs)}; {_WHAT_IS_LEFT}")
     name, _, text = message["message"].partition(": ")
     known = getattr(errors, name, None)
     if known is not None:
@@ -190,7 +190,7 @@ def _recorded(failure: ProcessFailure) -> dict[str, Any] | None:
     return message if isinstance(message, dict) else None
 
 
-def _weight(failure: ProcessFailure) -> int:
+def _consequence_order(failure: ProcessFailure) -> int:
     """How likely this failure is a consequence of another one; 0: the cause."""
     if failure.exitcode == -signal.SIGTERM:
         return 4
@@ -204,7 +204,7 @@ def _lost_peer(failure: ProcessFailure) -> bool:
     return message is not None and any(text in message["message"] for text in _LOST_PEER)
 
 
-def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
+def _exit_of(failure: ProcessFailure, logs: Path) -> str:
     ending = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     # The output of all but the first rank of a machine is in files.
     for log in logs.rglob(f"{failure.local_rank}/stderr.log"):

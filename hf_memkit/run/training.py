@@ -197,7 +197,7 @@ class _Training:
             if exit.code not in (None, 0):
                 raise DataError(str(exit.code)) from None
         except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
-            why = _why_it_failed(error, script.parent.resolve(), self._job.setup)
+            why = _known_cause(error, script.parent.resolve(), self._job.setup)
             if why is None:
                 raise
             raise RunError(why) from error
@@ -303,7 +303,7 @@ def _restored_process(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _why_it_failed(error: BaseException, folder: Path, setup: Setup) -> str | None:
+def _known_cause(error: BaseException, folder: Path, setup: Setup) -> str | None:
     """Reason in one line if the script's model cannot be loaded or a component refused the model; None for other
     errors, which need their traceback."""
     frames = [entry.f_code for entry, _ in traceback.walk_tb(error.__traceback__)]

@@ -80,12 +80,12 @@ class CreationRecord:
 
 Hook = Callable[[Any, CreationRecord], None]
 
-_made: dict[int, tuple[CreationRecord, weakref.ref[Any]]] = {}
-_making: set[int] = set()
+_records: dict[int, tuple[CreationRecord, weakref.ref[Any]]] = {}
+_in_creation: set[int] = set()
 _begins: list[Hook] = []
 _ends: list[Hook] = []
 _watching: list[FieldReads] = []
-_known_to_all: set[str] = set()  # fields that every watcher has recorded
+_read_by_all: set[str] = set()  # fields that every watcher has recorded
 _hooked: list[bool] = []
 
 
@@ -111,7 +111,7 @@ def on_creation(*, begins: Hook | None = None, ends: Hook | None = None) -> None
 
 def creation_record(arguments: Any) -> CreationRecord | None:
     """The record of its creation; None for an object created before `on_creation` or `watch_reads`, or by copying."""
-    entry = _made.get(id(arguments))
+    entry = _records.get(id(arguments))
     return entry[0] if entry is not None and entry[1]() is arguments else None
 
 
@@ -121,17 +121,17 @@ def _hook(training_args: types.ModuleType) -> None:
     plain = training_args.TrainingArguments.__getattribute__
 
     def watched(self: Any, name: str) -> Any:
-        if name == "__post_init__" and id(self) not in _making:
-            return functools.partial(_make, self, plain(self, name))
-        if _watching and name not in _known_to_all:
+        if name == "__post_init__" and id(self) not in _in_creation:
+            return functools.partial(_initialize, self, plain(self, name))
+        if _watching and name not in _read_by_all:
             _note_read(self, name, sys._getframe(1))
         return plain(self, name)
 
     training_args.TrainingArguments.__getattribute__ = watched
 
 
-def _make(arguments: Any, post_init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    with _being_made(arguments):
+def _initialize(arguments: Any, post_init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    with _creation(arguments):
         script = _copied(vars(arguments))
         for hook in _begins:
             hook(arguments, CreationRecord(script, script))
@@ -139,18 +139,18 @@ def _make(arguments: Any, post_init: Callable[..., None], *args: Any, **kwargs: 
         post_init(*args, **kwargs)
     record.after_init = _copied(vars(arguments))
     key = id(arguments)
-    _made[key] = record, weakref.ref(arguments, lambda _: _made.pop(key, None))
+    _records[key] = record, weakref.ref(arguments, lambda _: _records.pop(key, None))
     for hook in _ends:
         hook(arguments, record)
 
 
 @contextlib.contextmanager
-def _being_made(arguments: Any) -> Iterator[None]:
-    _making.add(id(arguments))
+def _creation(arguments: Any) -> Iterator[None]:
+    _in_creation.add(id(arguments))
     try:
         yield
     finally:
-        _making.discard(id(arguments))
+        _in_creation.discard(id(arguments))
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in values.items()}
 
 
-def _alike(first: Any, second: Any) -> bool:
+def _same_content(first: Any, second: Any) -> bool:
     """`_same` by content, for objects that each TrainingArguments object creates itself."""
     for content in ("config", "deepspeed_config"):  # HfTrainerDeepSpeedConfig, DeepSpeedPlugin
         if type(first) is type(second) and isinstance(getattr(first, content, None), dict):
@@ -202,12 +202,12 @@ class FieldReads:
         Raises:
             InputError: as in `change_fields`.
         """
-        current, remade = dict(vars(arguments)), _remade(arguments, fields).attributes
+        current, remade = dict(vars(arguments)), _rebuild(arguments, fields).attributes
         _name_config_of(current, remade)
         return frozenset(
             name
             for name in self._names - set(_OF_THE_DEVICE)
-            if (name in current or name in remade) and not _alike(current.get(name), remade.get(name))
+            if (name in current or name in remade) and not _same_content(current.get(name), remade.get(name))
         )
 
 
@@ -232,7 +232,7 @@ def watch_reads() -> FieldReads:
     """
     reads = FieldReads()
     _watching.append(reads)
-    _known_to_all.clear()
+    _read_by_all.clear()
     on_creation()
     return reads
 
@@ -241,16 +241,16 @@ def _note_read(arguments: Any, name: str, frame: types.FrameType) -> None:
     from hf_memkit.catalog import library_versions
 
     attributes = object.__getattribute__(arguments, "__dict__")
-    if (name in attributes or name == "__dict__") and _counts(arguments, frame):
+    if (name in attributes or name == "__dict__") and _is_use(arguments, frame):
         names = set(attributes) if name == "__dict__" else set(library_versions.names_of(name))
         for reads in _watching:
             reads._names |= names
-        _known_to_all.update(names)
+        _read_by_all.update(names)
 
 
-def _counts(arguments: Any, frame: types.FrameType | None) -> bool:
+def _is_use(arguments: Any, frame: types.FrameType | None) -> bool:
     """Whether the code of a read in this frame may use the value."""
-    if id(arguments) in _making or frame is None:
+    if id(arguments) in _in_creation or frame is None:
         return False
     file = frame.f_code.co_filename
     if file.startswith(_MEMKIT) or any(part in file for part in _COPIERS):
@@ -277,7 +277,7 @@ def change_fields(arguments: Any, fields: Mapping[str, Any]) -> None:
     Raises:
         InputError: its class has no such field, or rejects the combination (with the class's message).
     """
-    remade, record, current = _remade(arguments, fields), creation_record(arguments), dict(vars(arguments))
+    remade, record, current = _rebuild(arguments, fields), creation_record(arguments), dict(vars(arguments))
     if record is not None:
         record.given, record.after_init = remade.given, remade.after_init
     _name_config_of(remade.attributes, current)
@@ -285,7 +285,7 @@ def change_fields(arguments: Any, fields: Mapping[str, Any]) -> None:
     vars(arguments).update(remade.attributes)
 
 
-class _Remade(NamedTuple):
+class _Rebuilt(NamedTuple):
     """The object after `change_fields`: `given` and `after_init` as in `CreationRecord`, and all attributes."""
 
     given: dict[str, Any]
@@ -293,7 +293,7 @@ class _Remade(NamedTuple):
     attributes: dict[str, Any]
 
 
-def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
+def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
     """The changed object. May leave transformers with the new object's DeepSpeed config (`_name_config_of`)."""
     from hf_memkit.catalog import library_versions
 
@@ -312,10 +312,10 @@ def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
     new = kind.__new__(kind)
     start = _copied({**given, **wanted})
     vars(new).update(start)
-    if not (wanted.keys() & _DECIDE_THE_DEVICE) or _same_but_values(wanted, current):
+    if not (wanted.keys() & _DECIDE_THE_DEVICE) or _keeps_device(wanted, current):
         vars(new).update({name: current[name] for name in _OF_THE_DEVICE if name in current})
     try:
-        with _being_made(new), warnings.catch_warnings():
+        with _creation(new), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # already shown for the first object
             new.__post_init__()
     except Exception as error:
@@ -328,10 +328,10 @@ def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
     else:
         kept = {name: each for name, each in current.items() if name not in after_init and name not in _DERIVED}
     attributes = {**vars(new), **{name: each for name, each in kept.items() if name not in wanted}}
-    return _Remade(start, after_init, attributes)
+    return _Rebuilt(start, after_init, attributes)
 
 
-def _same_but_values(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+def _keeps_device(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     """Whether the device stays although a field is given that can decide it: DeepSpeed in both, or in none."""
     others = wanted.keys() & _DECIDE_THE_DEVICE - {"deepspeed"}
     return bool({**current, **wanted}.get("deepspeed")) == bool(current.get("deepspeed")) and all(

@@ -190,7 +190,7 @@ def install(
     if overrides.arguments:
         on_creation(
             begins=functools.partial(_set_fields, overrides, report),
-            ends=functools.partial(_check_made, overrides, report),
+            ends=functools.partial(_check_created, overrides, report),
         )
     else:
         on_creation(begins=lambda arguments, record: _remember(report, arguments, record))
@@ -233,7 +233,7 @@ def _set_fields(overrides: Overrides, report: OverrideReport, arguments: Any, re
             current = next((has for has in values if has is not None), None)
             if current is None and len(names) > 1 and isinstance(value, bool):
                 current = False  # by neither name: it is off
-            if not _means(current, value):
+            if not _is_same_value(current, value):
                 report.add_overridden(f"{name}: {_shown(current)} → {_shown(value)}")
             setattr(arguments, name, copy.deepcopy(value))
         elif name in library_versions.fields():
@@ -247,10 +247,10 @@ def _set_fields(overrides: Overrides, report: OverrideReport, arguments: Any, re
         raise report.refused
 
 
-def _check_made(overrides: Overrides, report: OverrideReport, arguments: Any, record: CreationRecord) -> None:
+def _check_created(overrides: Overrides, report: OverrideReport, arguments: Any, record: CreationRecord) -> None:
     for name, value in _fields_of(overrides, arguments):
         current = record.after_init.get(name)
-        if not _means(current, value):
+        if not _is_same_value(current, value):
             report.add_difference(
                 f"{name}: {type(arguments).__name__} changes the plan's {_shown(value)} to {_shown(current)}"
             )
@@ -268,7 +268,7 @@ def _shown(value: Any) -> str:
     return str(value.value) if isinstance(value, enum.Enum) else repr(value) if value == "" else str(value)
 
 
-def _means(value: Any, wanted: Any) -> bool:
+def _is_same_value(value: Any, wanted: Any) -> bool:
     """Whether a field has the wanted value, perhaps as converted by its class: an enumeration, a list of one item
     (DPO's `loss_type`), a dict with added defaults."""
     if isinstance(value, enum.Enum):
@@ -380,7 +380,7 @@ def _changed_fields(overrides: Overrides, arguments: Any) -> Iterator[str]:
     for name, value in _fields_of(overrides, arguments):
         current = getattr(arguments, name, None)
         wanted = record.after_init.get(name) if record is not None else value
-        if current != wanted and not _means(current, value):
+        if current != wanted and not _is_same_value(current, value):
             yield (
                 f"{name}: the script sets {_shown(current)} after it makes its {type(arguments).__name__}, which "
                 f"overrides the plan's {_shown(value)}. Remove that line"

@@ -111,7 +111,7 @@ def advice_from_text(error: BaseException) -> OomNote | None:
     general = _sentences(explain_oom(traced).changes)
     return OomNote(
         f"out of memory. {_sizes(verdict.figures)}".rstrip(),
-        _why(verdict),
+        _cause(verdict),
         _settings(verdict) + general,
         _WITH_CALLBACK if general else "",
         general=True,
@@ -124,8 +124,10 @@ def note_from_record(
     """A note for a training, from its `oom` and `run` records, the cause, the changes and the records' file."""
     figures = {**record, **verdict.figures} if verdict is not None else record
     return OomNote(
-        happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),
-        why=_why(verdict) if verdict is not None else "",
+        happened=" ".join(
+            part for part in (_moment(record, run), _sizes(figures), _largest_categories(record)) if part
+        ),
+        why=_cause(verdict) if verdict is not None else "",
         helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
         more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
     )
@@ -137,7 +139,7 @@ def add_note(error: BaseException, advice: OomNote) -> None:
         error.add_note(advice.text())
 
 
-def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+def _moment(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     words = f"out of memory {at(record['phase'], record['step'])}"
     accumulated = run.get("arguments", {}).get("gradient_accumulation_steps", 1)
     if record["phase"] in ("forward", "backward") and "micro_batch" in record and accumulated > 1:
@@ -162,7 +164,7 @@ def _sizes(figures: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def _filled(record: Mapping[str, Any]) -> str:
+def _largest_categories(record: Mapping[str, Any]) -> str:
     sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
     least = sum(sizes.values()) / 100
     largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
@@ -171,7 +173,7 @@ def _filled(record: Mapping[str, Any]) -> str:
     return f"Largest: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
 
 
-def _why(verdict: Verdict) -> str:
+def _cause(verdict: Verdict) -> str:
     return verdict.why if verdict.cause == "unknown" else f"Cause: {verdict.cause}. {verdict.why}"
 
 

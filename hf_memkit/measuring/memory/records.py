@@ -177,13 +177,13 @@ def merge_steps(
         elif name in MEAN_OF_STEPS:
             fields[name] = (a * weights[0] + b * weights[1]) / sum(weights)
         elif name == "phases":
-            fields[name] = {phase: _higher(a.get(phase, {}), b.get(phase, {})) for phase in {**a, **b}}
+            fields[name] = {phase: _maxima(a.get(phase, {}), b.get(phase, {})) for phase in {**a, **b}}
     if first.get("peak_allocated_gib", 0.0) > second.get("peak_allocated_gib", 0.0):
         fields |= {name: first[name] for name in ("categories", "held") if name in first}
     return cast(StepRecord, {**fields, "steps": sum(weights)})
 
 
-def _higher(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+def _maxima(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     return {name: max(first.get(name, value), second.get(name, value)) for name, value in {**first, **second}.items()}
 
 

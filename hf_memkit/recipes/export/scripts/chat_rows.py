@@ -54,7 +54,7 @@ def read(source: Source) -> Dataset:
         features = Features({"messages": rows.features[column]})
     try:
         return rows.map(
-            _checked,
+            _row_with_messages,
             fn_kwargs={"form": forms[0], "column": column},
             with_indices=True,
             features=Features({**features, **{name: rows.features[name] for name in kept}}),
@@ -85,7 +85,7 @@ def _has_further_keys(rows: Dataset, column: str) -> bool:
     )
 
 
-def _checked(row: dict[str, Any], number: int, form: str, column: str) -> dict[str, Any]:
+def _row_with_messages(row: dict[str, Any], number: int, form: str, column: str) -> dict[str, Any]:
     try:
         return {"messages": conversation(row, form, column)}
     except RowError as error:
@@ -96,10 +96,10 @@ def _checked(row: dict[str, Any], number: int, form: str, column: str) -> dict[s
 def conversation(row: Mapping[str, Any], form: str = "messages", column: str = "messages") -> list[dict[str, Any]]:
     """The messages of a row. Raises RowError if it is no conversation that can be trained on."""
     if form == "prompt" and isinstance(row["prompt"], list) and isinstance(row["completion"], list):
-        messages = _listed("prompt", row["prompt"]) + _listed("completion", row["completion"])
+        messages = _messages("prompt", row["prompt"]) + _messages("completion", row["completion"])
     elif form in ("messages", "conversations"):
         name = column if form == "messages" else form
-        messages = _listed(name, row[name])
+        messages = _messages(name, row[name])
     else:
         question, answer = FORMS[form]
         prompt = _text(question, row[question])
@@ -122,7 +122,7 @@ def conversation(row: Mapping[str, Any], form: str = "messages", column: str = "
     return messages
 
 
-def _listed(where: str, value: Any) -> list[dict[str, Any]]:
+def _messages(where: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise RowError(f"{where}: expected a list of messages, found {describe(value)}; such as {EXAMPLE}")
     return [_message(f"{where}[{number}]", message) for number, message in enumerate(value)]
