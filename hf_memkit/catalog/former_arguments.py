@@ -193,10 +193,10 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if _uses_unsloth(given) else frozenset())
     for name in (name for name in given if name in gone_from_trl):
         classes = trl_in_use(names - {name})
-        had = next((owner for owner in classes if name in _last("trl", owner)), None)
-        still = any(name in library_versions.trl_classes().get(owner, ()) for owner in (*classes, *_BESIDE))
-        if had is not None and not still and (name not in EXAMPLES or name in _SUCCESSORS):
-            former[name] = Former(had, "TRL", _last("trl", had)[name], _fix(name, given))
+        owner_then = next((owner for owner in classes if name in _last("trl", owner)), None)
+        still_known = any(name in library_versions.trl_classes().get(owner, ()) for owner in (*classes, *_BESIDE))
+        if owner_then is not None and not still_known and (name not in EXAMPLES or name in _SUCCESSORS):
+            former[name] = Former(owner_then, "TRL", _last("trl", owner_then)[name], _fix(name, given))
     return former
 
 

@@ -166,11 +166,11 @@ def _update_gb_per_s(threads: int) -> float:
     the GIL meanwhile."""
     import numpy as np
 
-    together = Barrier(threads)
+    barrier = Barrier(threads)
 
     def updates(_: int) -> float:
         block = np.ones(_BLOCK_BYTES // 4, np.float32)  # touches every page
-        together.wait()
+        barrier.wait()
         moved, start = 0, time.perf_counter()
         while (now := time.perf_counter()) < start + _ROUNDS_S:
             np.multiply(block, 1.0, out=block)

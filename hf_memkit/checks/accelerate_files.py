@@ -99,8 +99,8 @@ def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
     own = place.get(name) if isinstance(place, Mapping) else None
     instead = "set mixed_precision: 'no'" if key == _PRECISION else "delete the key"
     fix = problem.fix.replace('write "auto"', instead)
-    for theirs, ours in _FIXES.items():
-        fix = fix.replace(theirs, ours)
+    for text, replacement in _FIXES.items():
+        fix = fix.replace(text, replacement)
     if re.search(r'"\w+":', fix):  # a key that only a JSON can have
         fix = f"{fix}; that takes a DeepSpeed JSON (deepspeed_config_file)"
     return replace(problem, key=key, value=own, fix=fix)

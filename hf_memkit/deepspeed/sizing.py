@@ -204,8 +204,8 @@ class _Sizing:
             return False
         settings = ZeroSettings.from_config(self.config)
         element = settings.element_bytes
-        elsewhere = sum(size for size in self.model.sizes if not is_swapped(settings, element * self._share(size)))
-        return 2 * min(elsewhere, settings.live_elements) >= self.model.vocabulary * self.model.width
+        not_swapped = sum(size for size in self.model.sizes if not is_swapped(settings, element * self._share(size)))
+        return 2 * min(not_swapped, settings.live_elements) >= self.model.vocabulary * self.model.width
 
     def swap_buffers(self) -> None:
         """Stage 3: sub-groups, and the pinned buffers between RAM and disk."""

@@ -73,8 +73,8 @@ class ArgumentFile:
     def to_json(self) -> dict[str, Any]:
         return {
             "arguments": self.content,
-            "replaced": [each.to_json() for each in self.replaced],
-            "outside_arguments": [each.to_json() for each in self.outside],
+            "replaced": [replaced.to_json() for replaced in self.replaced],
+            "outside_arguments": [line.to_json() for line in self.outside],
         }
 
 

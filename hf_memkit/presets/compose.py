@@ -91,7 +91,7 @@ def _parts(name: str) -> list[list[_NamedTechnique]]:
     for word in name.split("+"):
         word = word.strip()
         if word in PRESETS:
-            parts.append([_NamedTechnique(TECHNIQUES[each], word) for each in PRESETS[word].techniques])
+            parts.append([_NamedTechnique(TECHNIQUES[name], word) for name in PRESETS[word].techniques])
         elif word in TECHNIQUES:
             parts.append([_NamedTechnique(TECHNIQUES[word], word)])
         else:

@@ -97,10 +97,10 @@ class ByData:
                 cut = _with_lengths(setup, lengths.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
         needs = {change: predict(smaller_setup, usual=typical) for change, smaller_setup in smaller.items()}
-        less = {
+        smaller_needs = {
             change: smaller_setup for change, smaller_setup in needs.items() if smaller_setup.needs_less_than(worst)
         }
-        return BatchNeeds(lengths.shapes, predict(typical), less)
+        return BatchNeeds(lengths.shapes, predict(typical), smaller_needs)
 
     def _batches_of(self, setup: Setup) -> BatchLengths | None:
         """`lengths_of` the batches; None if all have one size."""

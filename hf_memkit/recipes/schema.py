@@ -58,7 +58,7 @@ _TASK: Final = _among(TASKS, "task of this name")
 _PRESET: Final = _among(PRESETS, "preset of this name")
 _TECHNIQUE: Final = _among(TECHNIQUES, "technique of this name", "`memkit preset list --techniques` names all")
 _CHECKPOINTING: Final = _among(
-    (NO_CHECKPOINTING, *(each.name for each in TECHNIQUES.values() if each.family == "checkpointing")),
+    (NO_CHECKPOINTING, *(technique.name for technique in TECHNIQUES.values() if technique.family == "checkpointing")),
     "checkpointing technique",
 )
 

@@ -65,13 +65,13 @@ def model_and_data(
         setup = setup.put_all("data", task.data_settings(data))
         setup = setup.put_all("model_parts", task.model_parts)
     default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
-    otherwise = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
+    default_rows = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
     return setup.put_all(
         "data",
         {
             "source": (request.data, "asked for")
             if request.data
-            else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
+            else (None, f"the default: {default} if the hub can be reached, otherwise {default_rows}"),
             "hub_id": (data.hub_id, "the recipe's default data set"),
             "hub_config": (data.hub_config, "the recipe's default data set"),
             "text_column": (data.text_column, "the column that holds the text"),

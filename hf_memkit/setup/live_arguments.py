@@ -299,9 +299,9 @@ def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
 
     kind: Any = type(arguments)
     wanted = library_versions.to_installed_arguments(
-        {library_versions.current_name(name): each for name, each in fields.items()}
+        {library_versions.current_name(name): value for name, value in fields.items()}
     )
-    known = {each.name for each in dataclasses.fields(kind) if each.init}
+    known = {field.name for field in dataclasses.fields(kind) if field.init}
     unknown_fields = [
         f"{name}: {kind.__name__} has no such field{did_you_mean(name, known)}" for name in wanted.keys() - known
     ]
@@ -326,8 +326,8 @@ def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
     if record is not None:
         kept = record.later_changes(arguments)
     else:
-        kept = {name: each for name, each in current.items() if name not in after_init and name not in _DERIVED}
-    attributes = {**vars(new), **{name: each for name, each in kept.items() if name not in wanted}}
+        kept = {name: value for name, value in current.items() if name not in after_init and name not in _DERIVED}
+    attributes = {**vars(new), **{name: value for name, value in kept.items() if name not in wanted}}
     return _Rebuilt(start, after_init, attributes)
 
 

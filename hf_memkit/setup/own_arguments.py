@@ -60,13 +60,13 @@ def wrong_counts(values: Mapping[str, Any], *further: str) -> list[str]:
 
 
 def read_pairs(
-    pairs: Iterable[str], elsewhere: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
+    pairs: Iterable[str], other_options: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Parse `key=value` strings; values are YAML scalars: `1e-4`, `true`, `null`, `text`.
 
     Args:
         pairs: the strings.
-        elsewhere: field that cannot be set here → what to do instead.
+        other_options: field that cannot be set here → what to do instead.
         further: name → type of fields that a recipe's Trainer adds to TrainingArguments.
 
     Returns:
@@ -75,7 +75,7 @@ def read_pairs(
     Raises:
         SettingError: lists every wrong pair.
     """
-    pairs, elsewhere = list(pairs), elsewhere or {}
+    pairs, other_options = list(pairs), other_options or {}
     if not pairs:
         return {}  # without importing transformers, which takes seconds
     hints = ChainMap(dict(further or {}), library_versions.argument_types())  # type: ignore[arg-type] # only read
@@ -86,8 +86,8 @@ def read_pairs(
         name = library_versions.current_name(name.strip())
         if not equals or not name:
             problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
-        elif name in elsewhere:
-            problems.append(f"--set {name}: cannot be set here: {elsewhere[name]}")
+        elif name in other_options:
+            problems.append(f"--set {name}: cannot be set here: {other_options[name]}")
         elif name not in hints:
             problems.append(f"--set {name}: no field of TrainingArguments{_instead(name, text.strip(), hints)}")
         else:

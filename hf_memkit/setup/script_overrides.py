@@ -229,7 +229,7 @@ def _set_fields(overrides: Overrides, report: OverrideReport, arguments: Any, re
     for name, value in library_versions.to_installed_arguments(overrides.arguments).items():
         if name in fields:
             names = library_versions.names_of(name)
-            values = (record.script.get(each) for each in names)
+            values = (record.script.get(alias) for alias in names)
             current = next((has for has in values if has is not None), None)
             if current is None and len(names) > 1 and isinstance(value, bool):
                 current = False  # by neither name: it is off

@@ -200,4 +200,4 @@ def generation_cache_too_large() -> None:
     )
     tokens = 4 + 8 - 1  # the last token is never fed back
     config = {"num_attention_heads": 4}
-    assert held == cache_bytes(config, batch=2, beams=3, tokens=tokens, layers=3, width=32, each=4)
+    assert held == cache_bytes(config, batch=2, beams=3, tokens=tokens, layers=3, width=32, number_bytes=4)

@@ -75,5 +75,5 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path / "model")
     data = {"tokenizer": str(tmp_path / "model")}
     (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
-    with pytest.raises(SystemExit, match="model: no tokenizer there"):
+    with pytest.raises(SystemExit, match="model: no tokenizer in it"):
         TrainingJob(tmp_path).load_tokenizer([])

@@ -123,7 +123,7 @@ def _hub() -> Check:
         return Check("Hub", "huggingface.co", "ok", "reachable")
     without = "models and data must be local or cached"
     if off := hub_switched_off():
-        names = " ".join(each.partition("=")[0] for each in off.split(" and "))
+        names = " ".join(condition.partition("=")[0] for condition in off.split(" and "))
         finding = f"switched off by {off}; {without}"
         return Check("Hub", "huggingface.co", "warning", finding, f"unset {names}")
     finding = f"no answer; {without}"

@@ -58,8 +58,8 @@ def adapter_copies_module(subject: Subject) -> Iterator[Found]:
     if subject.model is None:
         yield Found(key, names)
     elif copied := copied_parameters(subject.model, {"modules_to_save": names}):
-        each = 2 if subject.half_weights else 4
-        size = format_size(4 * each * copied)  # the copy has the weights' own dtype, and so have both its moments
+        weight_bytes = 2 if subject.half_weights else 4
+        size = format_size(4 * weight_bytes * copied)  # the copy and its moments have the weights' dtype
         tied = "; the copy is no longer tied to the word embedding" if subject.model.tied else ""
         why = f"PEFT keeps the frozen original and trains a copy of {copied / 1e6:.1f} M parameters: {size} of weights"
         yield Found(key, names, why=f"{why}, gradients and AdamW states by formula{tied}")

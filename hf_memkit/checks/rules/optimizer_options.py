@@ -170,8 +170,8 @@ def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
 )
 def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
     rate = subject.argument("learning_rate")
-    meant = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
-    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not meant:
+    intended = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
+    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not intended:
         yield Found("optim", "sgd", argument=True)
 
 

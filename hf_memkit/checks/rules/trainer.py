@@ -160,7 +160,7 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
             continue
         own = names[:1] if key.endswith(".enabled") else names
         values = value if isinstance(value, list) and len(value) == len(own) else [value]
-        equal = ", ".join(f"{name}={each}" for name, each in zip(own, values, strict=False))
+        equal = ", ".join(f"{name}={value}" for name, value in zip(own, values, strict=False))
         number = "number of steps" if key == _TOTAL else "product of batch sizes"
         equal = f"it has {equal}" if equal else f"its {number} equals {value}"
         why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"

@@ -105,11 +105,10 @@ def _copies(modules: Iterable[str]) -> dict[str, str]:
             texts[module] = Path(spec.origin).read_text(encoding="utf-8")
             remaining += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
 
-    def with_local_imports(text: str, ours: bool) -> str:
-        """`text` with renamed imports of a script (`ours`), or of modules next to it."""
-        known = texts.keys()
+    def with_local_imports(text: str, from_memkit: bool) -> str:
+        """`text` with renamed imports of a script (`from_memkit`), or of modules next to it."""
         return _IMPORT.sub(
-            lambda match: f"{match[1]}from {_name(match[2])} import " if ours or match[2] in known else match[0], text
+            lambda m: f"{m[1]}from {_name(m[2])} import " if from_memkit or m[2] in texts else m[0], text
         )
 
     return {

@@ -60,9 +60,9 @@ class _ImageClassification(Task):
             "batch_eval_metrics": (True, "batch by batch: no logits are kept"),
         }
 
-    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
+    def columns_among(self, columns: Mapping[str, str], available: Collection[str]) -> dict[str, str]:
         """Names of columns as in ImageFolder, with paths in `file_name`."""
-        return {**columns, "image": columns["image"] if columns["image"] in there else "file_name"}
+        return {**columns, "image": columns["image"] if columns["image"] in available else "file_name"}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
         parts = zip(("train", "held_out"), _parts(path), strict=False)

@@ -61,13 +61,13 @@ class _SpeechRecognition(Task):
         length = setup["data.sequence_length"]
         return setup.put("arguments.generation_max_length", length, "the maximum length of a transcript")
 
-    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
+    def columns_among(self, columns: Mapping[str, str], available: Collection[str]) -> dict[str, str]:
         """Names of columns as in AudioFolder and others."""
         known = {
             "audio": ("file_name", "audio", "path", "file", columns["audio"]),
             "text": (columns["text"], "text", "transcription", "sentence", "transcript"),
         }
-        return {role: next((name for name in names if name in there), columns[role]) for role, names in known.items()}
+        return {role: next((n for n in names if n in available), columns[role]) for role, names in known.items()}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
         return {"folder": str(path.resolve())}

@@ -111,9 +111,9 @@ class Task:
         """Special tokens of a tokenizer that is trained on the task's texts."""
         return None
 
-    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
-        """Role → name of its column in a local table with the columns `there`: the recipe's name, or the default."""
-        return {role: name if name in there else self.columns.get(role, name) for role, name in columns.items()}
+    def columns_among(self, columns: Mapping[str, str], available: Collection[str]) -> dict[str, str]:
+        """Role → name of its column in a local table with these columns: the recipe's name, or the default."""
+        return {role: name if name in available else self.columns.get(role, name) for role, name in columns.items()}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
         """Data of an exported script without a table: `{key of the section `data`: the folder, or folders}`."""

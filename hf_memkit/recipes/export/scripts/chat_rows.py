@@ -39,8 +39,8 @@ def read(source: Source) -> Dataset:
     """The conversations, as `messages` and, if any has them, `tools`."""
     source = dataclasses.replace(source, example=EXAMPLE)
     rows, column = source.load(), str(source.data["columns"]["messages"])
-    there = {"messages": (column,), **FORMS}
-    forms = [form for form, names in there.items() if set(names) <= set(rows.column_names)]
+    columns_of_forms = {"messages": (column,), **FORMS}
+    forms = [form for form, names in columns_of_forms.items() if set(names) <= set(rows.column_names)]
     if not forms:
         source.refuse(
             f"columns here: {', '.join(map(repr, rows.column_names))}; expected {EXAMPLE}, or columns "
@@ -48,7 +48,7 @@ def read(source: Source) -> Dataset:
         )
     if len(forms) > 1:
         source.refuse(f"has columns of several forms: {' and '.join(forms)}. Write all rows in one of them")
-    kept = [name for name in ("tools",) if name in rows.column_names]
+    kept_columns = [name for name in ("tools",) if name in rows.column_names]
     features = Features({"messages": [{"role": Value("string"), "content": Value("string")}]})
     if _has_further_keys(rows, column):
         features = Features({"messages": rows.features[column]})
@@ -57,8 +57,8 @@ def read(source: Source) -> Dataset:
             _row_with_messages,
             fn_kwargs={"form": forms[0], "column": column},
             with_indices=True,
-            features=Features({**features, **{name: rows.features[name] for name in kept}}),
-            remove_columns=[name for name in rows.column_names if name not in ("messages", *kept)],
+            features=Features({**features, **{name: rows.features[name] for name in kept_columns}}),
+            remove_columns=[name for name in rows.column_names if name not in ("messages", *kept_columns)],
         )
     except RowError as error:
         source.refuse(str(error), error.row)
@@ -133,22 +133,22 @@ def _message(where: str, value: Any) -> dict[str, Any]:
         raise RowError(
             f"{where}: expected an object with role and content, found {describe(value)}; such as {EXAMPLE}"
         )
-    further = {key: item for key, item in value.items() if item is not None}
-    role = further.pop("role", None) or further.pop("from", None)
-    content = further.pop("content", None) or further.pop("value", None)
+    fields = {key: item for key, item in value.items() if item is not None}
+    role = fields.pop("role", None) or fields.pop("from", None)
+    content = fields.pop("content", None) or fields.pop("value", None)
     for key in ("weight", "train"):  # other trainers exclude messages from the loss with these
-        if key in further:
+        if key in fields:
             raise RowError(
                 f"{where}: {key!r} is unsupported: all turns of the assistant are trained on. Remove the key"
             )
     if role not in ROLES:
         raise RowError(f"{where}.role: {describe(role)} is not a role; expected {', '.join(ROLES)}")
-    if "tool_calls" in further and ROLES[role] != "assistant":
+    if "tool_calls" in fields and ROLES[role] != "assistant":
         raise RowError(
             f"{where}: 'tool_calls' belongs to the assistant only, and this turn is the {role}'s. Remove it"
         )
-    text = "" if content is None and further.get("tool_calls") else _text(f"{where}.content", content)
-    return {"role": ROLES[role], "content": text, **further}
+    text = "" if content is None and fields.get("tool_calls") else _text(f"{where}.content", content)
+    return {"role": ROLES[role], "content": text, **fields}
 
 
 def _text(where: str, value: Any) -> str:

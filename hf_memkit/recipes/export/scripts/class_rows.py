@@ -33,8 +33,8 @@ def read(source: Source) -> Dataset:
 def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
     """The class of each row: its name if the data set has names, or the value in the column."""
     if column not in rows.column_names:
-        there = ", ".join(map(repr, rows.column_names))
-        source.refuse(f"no column {column!r}; columns here: {there}; expected {EXAMPLE}")
+        columns = ", ".join(map(repr, rows.column_names))
+        source.refuse(f"no column {column!r}; columns here: {columns}; expected {EXAMPLE}")
     known = getattr(rows.features[column], "names", None)
     names: list[str] = []
     kinds: dict[str, int] = {}

@@ -63,7 +63,7 @@ class TrainingJob:
         if data["tokenizer"] is not None:
             tokenizer = AutoTokenizer.from_pretrained(data["tokenizer"])
             if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one from no files
-                raise SystemExit(f"{data['tokenizer']}: no tokenizer there; save the model's own beside its weights")
+                raise SystemExit(f"{data['tokenizer']}: no tokenizer in it; save the model's next to its weights")
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             return tokenizer

@@ -82,8 +82,8 @@ class Source:
     def texts(self, rows: Dataset, column: str, *, may_be_empty: bool = False) -> Dataset:
         """The rows, with numbers in the column as text. Ends the script unless all values are texts."""
         if column not in rows.column_names:
-            there = ", ".join(map(repr, rows.column_names))
-            self.refuse(f"no column {column!r}; columns here: {there}; expected {self.example}")
+            columns = ", ".join(map(repr, rows.column_names))
+            self.refuse(f"no column {column!r}; columns here: {columns}; expected {self.example}")
         kind = getattr(rows.features[column], "pa_type", None)
         if kind is not None and (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
             rows = rows.cast_column(column, Value("string"))

@@ -32,12 +32,12 @@ def cut_into_blocks(rows: Dataset, tokenizer: Any, length: int) -> Iterator[dict
             for _ in text:
                 tokens.extend(next(encoded))
             tokens.append(tokenizer.eos_token_id)
-        whole = len(tokens) // length * length
-        for block in np.array(tokens[:whole], dtype=np.int32).reshape(-1, length):
+        end = len(tokens) // length * length
+        for block in np.array(tokens[:end], dtype=np.int32).reshape(-1, length):
             labels = block.copy()
             labels[0] = -100  # no token predicts the first one; Trainer's mean would count it
             yield {"input_ids": block, "labels": labels}
-        del tokens[:whole]
+        del tokens[:end]
 
 
 PLAIN = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
