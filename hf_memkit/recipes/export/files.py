@@ -105,11 +105,9 @@ def _copies(modules: Iterable[str]) -> dict[str, str]:
             texts[module] = Path(spec.origin).read_text(encoding="utf-8")
             remaining += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
 
-    def with_local_imports(text: str, from_memkit: bool) -> str:
-        """`text` with renamed imports of a script (`from_memkit`), or of modules next to it."""
-        return _IMPORT.sub(
-            lambda m: f"{m[1]}from {_name(m[2])} import " if from_memkit or m[2] in texts else m[0], text
-        )
+    def with_local_imports(text: str, script: bool) -> str:
+        """`text` with renamed imports: all of a script's, else only those of modules next to it."""
+        return _IMPORT.sub(lambda m: f"{m[1]}from {_name(m[2])} import " if script or m[2] in texts else m[0], text)
 
     return {
         f"{_name(module)}.py": with_local_imports(text, module.startswith(SCRIPTS)) for module, text in texts.items()
