@@ -190,7 +190,8 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
             former[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
     names = {str(name) for name in given}
     of_trl = {name for owner in _history()["trl"]["classes"] for name in _last("trl", owner)}
-    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if _uses_unsloth(given) else frozenset())
+    for_unsloth = given.get("use_gradient_checkpointing") == "unsloth" or any("unsloth" in name for name in names)
+    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if for_unsloth else frozenset())
     for name in (name for name in given if name in gone_from_trl):
         classes = trl_in_use(names - {name})
         owner_then = next((owner for owner in classes if name in _last("trl", owner)), None)
@@ -198,11 +199,6 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
         if owner_then is not None and not still_known and (name not in EXAMPLES or name in _SUCCESSORS):
             former[name] = Former(owner_then, "TRL", _last("trl", owner_then)[name], _fix(name, given))
     return former
-
-
-def _uses_unsloth(given: Mapping[str, Any]) -> bool:
-    """Whether the file is for a script that loads its model with unsloth."""
-    return given.get("use_gradient_checkpointing") == "unsloth" or any("unsloth" in str(name) for name in given)
 
 
 @cache

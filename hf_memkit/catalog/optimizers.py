@@ -156,18 +156,14 @@ def _low_rank_states(shapes: Shapes, options: Options) -> States:
     return States(0, options.weight_bytes * (projected + 2 * rest))
 
 
-def _factored_states(shapes: Shapes, options: Options) -> States:
-    factored = sum(rows + columns for rows, columns in (*shapes.matrices, *shapes.embeddings))
-    return States(0, _WORD * (factored + sum(shapes.vectors)))
-
-
 _ADAMW: Final = _moments(2)
 _SGD: Final = Formula(
     lambda shapes, options: States(0, options.weight_bytes * sum(shapes.sizes) * options.momentum),
     "one moment: {weight_bytes} bytes a parameter",
 )
 _FACTORED: Final = Formula(
-    _factored_states, "4 bytes × (rows + columns) a matrix (Shazeer & Stern 2018, arXiv 1804.04235)"
+    lambda shapes, _: States(0, _WORD * sum(map(sum, (*shapes.matrices, *shapes.embeddings, shapes.vectors)))),
+    "4 bytes × (rows + columns) a matrix (Shazeer & Stern 2018, arXiv 1804.04235)",
 )
 _NONE: Final = Formula(lambda shapes, options: States(0, 0), "none")
 _LOW_RANK: Final = Formula(

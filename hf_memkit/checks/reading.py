@@ -95,18 +95,13 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
 def _simpler_message(error: json.JSONDecodeError) -> str:
     """json's message without its place, which memkit prints first; a simpler one for the most frequent mistake, a
     comma before a closing bracket (from Python 3.13 on the place is the comma's)."""
-    if _COMMENT.search(_with_empty_strings(error.doc)):
+    if _COMMENT.search(re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', error.doc)):  # without strings: addresses contain //
         return "JSON has no comments, and Trainer cannot read a file with one. Remove them"
     before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
     closing = after.removeprefix(",").lstrip()[:1]
     if closing in ("}", "]") and (before.endswith(",") or after.startswith(",")):
         return f"a comma before {closing}. Remove it"
     return error.msg.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
-
-
-def _with_empty_strings(text: str) -> str:
-    """A JSON text with empty strings: addresses contain //."""
-    return re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', text)
 
 
 def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:

@@ -71,14 +71,10 @@ def format_gib(size_bytes: float) -> str:
     return f"{gib:.2f} GiB" if gib < 100 else f"{gib:.1f} GiB"
 
 
-def format_mib(size_bytes: float) -> str:
-    """`"190.7 MiB"`."""
-    return f"{size_bytes / MIB:.1f} MiB"
-
-
 def format_size(size_bytes: float) -> str:
     """A size in a readable unit: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`. A unit is used from 0.1 of it on, so that
     only 0 bytes are shown as 0.00."""
     if size_bytes == 0 or abs(size_bytes) >= GIB / 10:
         return format_gib(size_bytes)
-    return format_mib(size_bytes) if abs(size_bytes) >= MIB / 10 else f"{size_bytes / KIB:.1f} KiB"
+    size, unit = (MIB, "MiB") if abs(size_bytes) >= MIB / 10 else (KIB, "KiB")
+    return f"{size_bytes / size:.1f} {unit}"

@@ -126,21 +126,14 @@ def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = 
     """Settings outside TrainingArguments and the script's own arguments, in the order of their application. `own`:
     names that the user's file already has."""
     included = {setting.key for setting in script_arguments(setup, script).values()}
-    lines = _environment(setup) if script != "trl" else []
+    variables = [s for s in setup.settings if s.key.startswith("environment.")] if script != "trl" else []
+    lines = [Outside(f"{_name(s)}={s.value}", s.reason, f"export {_name(s)}={s.value}") for s in variables]
     lines += _loading_arguments(setup, included)
     lines += _model_changes(setup)
     lines += _adapter(setup, script)
     lines += [_for_trl(part) if script == "trl" else part for part in _parts(setup)]
     lines += _optimizer(setup)
     return tuple(lines if set(LENGTH_NAMES) & set(own) else lines + _length(setup, included))
-
-
-def _environment(setup: Setup) -> list[Outside]:
-    return [
-        Outside(f"{_name(s)}={s.value}", s.reason, f"export {_name(s)}={s.value}")
-        for s in setup.settings
-        if s.key.startswith("environment.")
-    ]
 
 
 def _loading_arguments(setup: Setup, included: set[str]) -> list[Outside]:

@@ -49,7 +49,9 @@ def _tools_check(*, cpu: bool, needed: bool) -> Check:
     fixes = [f"sudo apt-get install {' '.join(packages)}"] if packages else []
     fixes += [] if ninja else ["pip install ninja"]
     if not fixes:
-        return Check(_GROUP, "to build them", "ok", f"{what} ({_compiler_version()})")
+        compiler = os.environ.get("CXX", "g++")
+        version = subprocess.run([compiler, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True).stdout
+        return Check(_GROUP, "to build them", "ok", f"{what} ({compiler} {version.strip()})")
     absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
     # On a GPU torch compiles the 8-bit optimizer's step with the same compiler.
     core = not cpu and bool({"g++", "python3-dev"} & set(packages))
@@ -57,11 +59,6 @@ def _tools_check(*, cpu: bool, needed: bool) -> Check:
         return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
     finding = f"not installed: {absent}; all operators are already built"
     return Check(_GROUP, "to build them", "warning", finding, "; ".join(fixes))
-
-
-def _compiler_version() -> str:
-    command = [os.environ.get("CXX", "g++"), "-dumpfullversion", "-dumpversion"]
-    return f"{command[0]} {subprocess.run(command, capture_output=True, text=True).stdout.strip()}"
 
 
 def _operator_check(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:

@@ -95,7 +95,9 @@ class Inventory:
             if model is None:
                 return {}
             self._walked, self._counts, self._looks = walk(model, optimizer, self._device), counts, 0
-            self._gradients[:] = [(p, p.numel() * p.element_size()) for p in model.parameters() if self._is_here(p)]
+            kind = "cpu" if self._device is None else self._device.type
+            trained = [p for p in model.parameters() if p.requires_grad and p.device.type == kind]
+            self._gradients[:] = [(p, p.numel() * p.element_size()) for p in trained]
             return dict(self._walked)
         rest = {key: size for key, size in self._walked.items() if key != ("gradients", self._own_place)}
         gradients = self.gradient_bytes()
@@ -118,10 +120,6 @@ class Inventory:
     @property
     def _own_place(self) -> str:
         return "host" if self._device is None else "device"
-
-    def _is_here(self, parameter: nn.Parameter) -> bool:
-        kind = "cpu" if self._device is None else self._device.type
-        return parameter.requires_grad and parameter.device.type == kind
 
 
 def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:

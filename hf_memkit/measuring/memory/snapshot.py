@@ -37,15 +37,14 @@ def stop_history() -> None:
 def write_snapshot(path: str | Path) -> int:
     """Write the allocator's segments; returns their number. `{"segments": [{…, "blocks": [{…, "frames": ["file:line
     function", …]}]}]}`, sizes in bytes as in `torch.cuda.memory_snapshot`, 16 lines a block."""
-    segments = [_segment(segment) for segment in torch.cuda.memory._snapshot()["segments"]]
+    segments = [
+        {name: segment[name] for name in _SEGMENT if name in segment}
+        | {"blocks": list(map(_block, segment["blocks"]))}
+        for segment in torch.cuda.memory._snapshot()["segments"]
+    ]
     with Path(path).open("w", encoding="utf-8") as file:
         json.dump({"segments": segments}, file, separators=(",", ":"))
     return len(segments)
-
-
-def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {name: segment[name] for name in _SEGMENT if name in segment}
-    return {**fields, "blocks": [_block(block) for block in segment["blocks"]]}
 
 
 def _block(block: Mapping[str, Any]) -> dict[str, Any]:
