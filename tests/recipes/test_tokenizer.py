@@ -70,7 +70,7 @@ def test_more_entries_than_the_model_embeds(tmp_path: Path) -> None:
 
 
 def test_only_so_much_text_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CHARACTERS", 10)
+    monkeypatch.setattr(module, "MAX_CHARACTERS", 10)
     assert list(tokenizer_texts(["seven..", "four", "never"])) == ["seven..", "fou"]
 
 

@@ -11,7 +11,7 @@ from hf_memkit.recipes.export.scripts.rows import Source, describe
 
 EXAMPLE = '{"text": "I would buy it again.", "label": "positive"}'
 
-LISTED = 8
+MAX_LISTED = 8
 """Maximum number of classes in a message."""
 
 
@@ -71,10 +71,10 @@ def _refuse_single(source: Source, names: list[str]) -> None:
     single = [name for name, count in counts.items() if count == 1]
     if not single:
         return
-    others = ", ".join(f"{name!r} ({count})" for name, count in counts.most_common(LISTED) if count > 1)
-    what = f"label {single[0][:40]!r} appears in this row only"
+    others = ", ".join(f"{name!r} ({count})" for name, count in counts.most_common(MAX_LISTED) if count > 1)
+    why = f"label {single[0][:40]!r} appears in this row only"
     if not others or len(single) > len(names) / 10:
-        what += f", as do {len(single)} of the {len(counts)} labels. Check that the recipe names the right column"
+        why += f", as do {len(single)} of the {len(counts)} labels. Check that the recipe names the right column"
     else:
-        what += f"; the others are {others}. Each class needs at least 2 examples, one to train on and one to hold out"
-    source.refuse(what, names.index(single[0]))
+        why += f"; the others are {others}. Each class needs at least 2 examples, one to train on and one to hold out"
+    source.refuse(why, names.index(single[0]))

@@ -35,7 +35,7 @@ def read(source: Source) -> tuple[Dataset, int | None]:
         paths = [image["path"] for image in rows["image"]]
         stamps = stamps_of(paths)
         arguments = {"paths": paths, "stamps": stamps}
-        Dataset.from_generator(_decodable, features=PATHS, gen_kwargs=arguments)  # cached: a second run opens no image
+        Dataset.from_generator(_decoded_paths, features=PATHS, gen_kwargs=arguments)  # cached for the next run
     return rows, first
 
 
@@ -55,9 +55,9 @@ def list_rows(source: Source) -> tuple[Dataset, int | None]:
         source.refuse(
             f"all {len(rows)} images have the label {names[0]!r}; the minimum is 2 labels, such as {EXAMPLE}"
         )
-    without = [row for row, label in enumerate(rows["label"]) if label is None or label < 0]
-    if without:
-        source.refuse(f"no label, as {len(without)} of {len(rows)} images. Give each a label", without[0])
+    unlabelled = [row for row, label in enumerate(rows["label"]) if label is None or label < 0]
+    if unlabelled:
+        source.refuse(f"no label, as {len(unlabelled)} of {len(rows)} images. Give each a label", unlabelled[0])
     return rows.cast_column("image", Image(decode=False)), first
 
 
@@ -72,8 +72,8 @@ def _of_folders(folders: dict[str, str]) -> tuple[Dataset, int | None]:
         root = Path(folders[name]).resolve()
         for image in part.cast_column("image", Image(decode=False))["image"]:
             if (path := Path(image["path"])).resolve().parent.parent != root:
-                what = "beside the folders of labels" if path.parent == root else "in a folder inside that of a label"
-                raise SystemExit(f"{path}: an image {what}; expected {root.name}/{{label}}/{path.name}")
+                place = "next to the folders of labels" if path.parent == root else "in a folder inside a label's"
+                raise SystemExit(f"{path}: an image {place}; expected {root.name}/{{label}}/{path.name}")
     return concatenate_datasets(list(parts.values())), len(parts["train"]) if "held_out" in parts else None
 
 
@@ -114,7 +114,7 @@ def unreadable(content: bytes) -> str:
     return ""
 
 
-def _decodable(paths: Sequence[str], stamps: Any) -> Iterator[dict[str, str]]:
+def _decoded_paths(paths: Sequence[str], stamps: Any) -> Iterator[dict[str, str]]:
     """Paths whose image was decoded. `stamps` (size, modification time) make `datasets` notice changed files."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # decoding releases Python's lock
         for path, why in zip(paths, pool.map(lambda path: unreadable(Path(path).read_bytes()), paths), strict=True):

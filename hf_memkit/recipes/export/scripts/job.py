@@ -30,7 +30,9 @@ from hf_memkit.recipes.export.scripts.rows import Source
 LOADING: Final[tuple[str, ...]] = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """Options of `from_pretrained` that `from_config` does not take."""
 
-MOST_CHARACTERS: Final = 100 * 2**20
+MAX_CHARACTERS: Final = 100 * 2**20
+"""Characters of the data that a tokenizer is trained on."""
+
 LONG_WORD, LONG_SPACE = re.compile(r"(\S{256})(?=\S)"), re.compile(r"(\s{256})\s+")
 
 
@@ -185,7 +187,7 @@ class TrainingJob:
 def tokenizer_texts(texts: Iterable[str]) -> Iterator[str]:
     """Texts to train a tokenizer on: the first 100 Mi characters, in words of at most 256. Training time is quadratic
     in the longest word: 4 minutes for one of a million characters."""
-    remaining = MOST_CHARACTERS
+    remaining = MAX_CHARACTERS
     for text in texts:
         if remaining <= 0:
             return

@@ -30,7 +30,7 @@ def read(source: Source) -> Dataset:
         paths = [audio["path"] for audio in rows["audio"]]
         stamps = stamps_of(paths)
         arguments = {"paths": paths, "longest": longest, "stamps": stamps}
-        Dataset.from_generator(_decodable, features=PATHS, gen_kwargs=arguments)  # cached for the next run
+        Dataset.from_generator(_decoded_paths, features=PATHS, gen_kwargs=arguments)  # cached for the next run
     return rows
 
 
@@ -64,9 +64,9 @@ def list_rows(source: Source) -> Dataset:
 
 def _of_folder(folder: Path) -> Dataset:
     """Rows of sound files in a folder and its subfolders, each with its transcript next to it."""
-    below = sorted(file for file in folder.rglob("*") if not file.name.startswith("."))
-    sounds = [file for file in below if file.suffix.lower() in SUFFIXES]
-    texts = {file.with_suffix(""): file for file in below if file.suffix.lower() == ".txt"}
+    files = sorted(file for file in folder.rglob("*") if not file.name.startswith("."))
+    sounds = [file for file in files if file.suffix.lower() in SUFFIXES]
+    texts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
     if not sounds:
         raise SystemExit(f"{folder}: no sound files; expected one.wav with its words in one.txt, or metadata.csv")
     words = []
@@ -82,8 +82,8 @@ def _of_folder(folder: Path) -> Dataset:
         if not words[-1].strip():
             raise SystemExit(f"{text}: empty; expected the words of {sound.name}")
     if texts:
-        lonely = next(iter(texts.values()))
-        raise SystemExit(f"{lonely}: a transcript without its sound file; expected {lonely.stem}.wav beside it")
+        unpaired = next(iter(texts.values()))
+        raise SystemExit(f"{unpaired}: a transcript without its sound file; expected {unpaired.stem}.wav next to it")
     return _as_rows(sounds, words)
 
 
@@ -109,7 +109,7 @@ def unusable(path: str, longest: float) -> str:
     return "" if samples.any() else f"{seconds:.1f} s of silence, or no sound at all. Remove it"
 
 
-def _decodable(paths: Sequence[str], longest: float, stamps: Any) -> Iterator[dict[str, str]]:
+def _decoded_paths(paths: Sequence[str], longest: float, stamps: Any) -> Iterator[dict[str, str]]:
     """Paths whose sound was decoded. `stamps` (size, modification time) make `datasets` notice changed files."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # numpy releases Python's lock
         for path, why in zip(paths, pool.map(partial(unusable, longest=longest), paths), strict=True):

@@ -47,10 +47,11 @@ def main() -> None:
         image_processor = AutoImageProcessor.from_pretrained(data["tokenizer"])
 
     arguments = job.training_arguments(TrainingArguments)
-    numbers = {name: number for number, name in enumerate(labels)}
-    names = dict(enumerate(labels))
+    label2id = {name: number for number, name in enumerate(labels)}
+    id2label = dict(enumerate(labels))
     job.model.setdefault("ignore_mismatched_sizes", True)  # a head for other labels is replaced, not refused
-    model = job.load_model(AutoModelForImageClassification, num_labels=len(labels), id2label=names, label2id=numbers)
+    kind = AutoModelForImageClassification
+    model = job.load_model(kind, num_labels=len(labels), id2label=id2label, label2id=label2id)
     dtype = getattr(torch, job.model["dtype"]) if "dtype" in job.model else None
     options = {
         "data_collator": ImageBatches(image_processor, smallest_crop=data["smallest_crop"], dtype=dtype),

@@ -28,8 +28,8 @@ def main() -> None:
         processor = WhisperProcessor(extractor, train_whisper_tokenizer(rows["text"], data["vocabulary_size"]))
         tokens = token_values(processor.tokenizer)
     else:
-        spoken = {"language": data["language"], "task": "transcribe"} if data["language"] else {}
-        processor = WhisperProcessor.from_pretrained(data["tokenizer"], **spoken)
+        language = {"language": data["language"], "task": "transcribe"} if data["language"] else {}
+        processor = WhisperProcessor.from_pretrained(data["tokenizer"], **language)
 
     maximum = data["sequence_length"]  # tokens
     too_long = {

@@ -20,6 +20,8 @@ from hf_memkit.recipes.export.scripts.text_rows import read
 PIECE = 500_000
 """Characters that are tokenized at once: a token takes some 200 bytes until it is in its block."""
 
+TOKENIZER_OPTIONS = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+
 
 def cut_into_blocks(rows: Dataset, tokenizer: Any, length: int) -> Iterator[dict[str, np.ndarray]]:
     """Blocks of `length` tokens; an incomplete last block is dropped."""
@@ -27,7 +29,8 @@ def cut_into_blocks(rows: Dataset, tokenizer: Any, length: int) -> Iterator[dict
     for batch in rows.iter(batch_size=1000):
         texts = [text for text in batch["text"] if text and not text.isspace()]
         pieces = [list(split_text(text)) for text in texts]
-        encoded = iter(tokenizer([piece for text in pieces for piece in text], **PLAIN)["input_ids"] if pieces else [])
+        joined = [piece for text in pieces for piece in text]
+        encoded = iter(tokenizer(joined, **TOKENIZER_OPTIONS)["input_ids"] if joined else [])
         for text in pieces:
             for _ in text:
                 tokens.extend(next(encoded))
@@ -38,9 +41,6 @@ def cut_into_blocks(rows: Dataset, tokenizer: Any, length: int) -> Iterator[dict
             labels[0] = -100  # no token predicts the first one; Trainer's mean would count it
             yield {"input_ids": block, "labels": labels}
         del tokens[:end]
-
-
-PLAIN = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
 
 
 def split_text(text: str) -> Iterator[str]:

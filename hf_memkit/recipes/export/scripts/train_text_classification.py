@@ -36,13 +36,10 @@ def main() -> None:
     eval_dataset = rows.select(held_out[: job.evaluated(len(held_out))])
 
     arguments = job.training_arguments(TrainingArguments)
-    numbers = {name: number for number, name in enumerate(labels)}
-    model = job.load_model(
-        AutoModelForSequenceClassification,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id=numbers,
-    )
+    label2id = {name: number for number, name in enumerate(labels)}
+    id2label = dict(enumerate(labels))
+    kind = AutoModelForSequenceClassification
+    model = job.load_model(kind, num_labels=len(labels), id2label=id2label, label2id=label2id)
     options = {
         "data_collator": DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),  # faster on tensor cores
         "compute_metrics": accuracy_and_f1,
