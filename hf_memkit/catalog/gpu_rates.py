@@ -108,8 +108,8 @@ def _rates(
     )
 
 
-def _share_of(value: float, share: Figure, what: str) -> Figure:
-    return Figure(round(value * share.value, 1), f"{share.value:.3f} of the {what}, {share.source}")
+def _share_of(value: float, share: Figure, quantity: str) -> Figure:
+    return Figure(round(value * share.value, 1), f"{share.value:.3f} of the {quantity}, {share.source}")
 
 
 # Shares of relatives, where a GPU itself has no published measurement.

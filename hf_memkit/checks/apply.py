@@ -100,7 +100,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     the second file has no arguments, or memkit does not check the first."""
     if refusal := not_checked(file):
         raise InputError(f"{file.path}: {refusal}")
-    pinned = arguments is not None and arguments.other is not None and arguments.other.what == LLAMA_FACTORY
+    pinned = arguments is not None and arguments.other is not None and arguments.other.kind == LLAMA_FACTORY
     if arguments is not None and arguments.refusal and not pinned:
         raise InputError(f"--args {arguments.path}: {arguments.refusal}")
     if arguments is not None and arguments.kind not in ("arguments", "other"):

@@ -18,15 +18,15 @@ class Other:
     """A file of another kind.
 
     Attributes:
-        what: its kind and its reader; a clause.
-        instead: the file to give, a sentence.
+        kind: its kind and its reader; a clause.
+        advice: the file to give, a sentence.
     """
 
-    what: str
-    instead: str
+    kind: str
+    advice: str
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.instead}"
+        return f"{self.kind}. {self.advice}"
 
 
 LLAMA_FACTORY: Final = "a config of LLaMA-Factory, which reads it with the libraries that it pins"
@@ -169,14 +169,14 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
     training = content.get("training")
     if isinstance(training, Mapping) and len(keys) > 1 and keys <= _UNSLOTH and training.keys() <= _UNSLOTH_TRAINING:
         return Other("a config of unsloth's command line", _deepspeed_json_of("", path, content))
-    if what := _kind_by_keys(keys, _TOOLS):
-        return Other(what, _deepspeed_json_of(what, path, content))
-    if what := "" if keys & _OF_TRAINING else _kind_by_keys(keys, _SAVED):
-        return Other(what, _MODEL if what == "a model's config" else _ARGUMENTS)
+    if kind := _kind_by_keys(keys, _TOOLS):
+        return Other(kind, _deepspeed_json_of(kind, path, content))
+    if kind := "" if keys & _OF_TRAINING else _kind_by_keys(keys, _SAVED):
+        return Other(kind, _MODEL if kind == "a model's config" else _ARGUMENTS)
     marks = {key for value in content.values() for key in _keys_inside(value)}
-    for mark, what in _MARKS.items():
+    for mark, kind in _MARKS.items():
         if mark in marks or mark in keys:
-            return Other(what, _ARGUMENTS)
+            return Other(kind, _ARGUMENTS)
     if len(keys) > 1 and keys <= _GENERATION:
         return Other("a model's generation config", _ARGUMENTS)
     plain = {key.removeprefix("fsdp_") for key in keys}
@@ -197,8 +197,8 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
     if not names or any(name in known or misspelt(name) for name in names):
         return None
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    what = f"nothing to check: no key is one of TrainingArguments or TRL, and this is no DeepSpeed JSON ({shown})"
-    return Other(what, instead)
+    kind = f"nothing to check: no key is one of TrainingArguments or TRL, and this is no DeepSpeed JSON ({shown})"
+    return Other(kind, instead)
 
 
 def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
@@ -238,11 +238,11 @@ def is_accelerate(content: Mapping[Any, Any]) -> bool:
     return keys <= accelerate_keys() and bool(keys - fields())
 
 
-def _deepspeed_json_of(what: str, path: Path, content: Mapping[str, Any]) -> str:
+def _deepspeed_json_of(kind: str, path: Path, content: Mapping[str, Any]) -> str:
     """The part of another tool's config that memkit can check: the DeepSpeed JSON that it names."""
     value = content.get("deepspeed")
     named = value if isinstance(value, str) and value.endswith(".json") else ""
-    if what == LLAMA_FACTORY:
+    if kind == LLAMA_FACTORY:
         return f"Check a DeepSpeed JSON against it: memkit check {named or 'ds.json'} --args {path}"
     if named:
         return f"Check the DeepSpeed JSON that it names: memkit check {named}"

@@ -116,7 +116,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     else:
         notes = []
     if ignored or file.other:
-        whose = f"{file.other.what}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
+        whose = f"{file.other.kind}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
         notes.append(": ".join([str(file.path), whose, *(["; ".join(ignored[:_LISTED])] if ignored else [])]))
     return _with_model(values), notes
 

@@ -251,7 +251,7 @@ def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
             f"preset {name!r} sets no argument, so there is no file to write. "
             f"memkit preset show {name} has its lines of code"
         )
-    missing = [each.what for each in file.outside if each.essential]
+    missing = [each.setting for each in file.outside if each.essential]
     if missing and script != "trainer":
         raise InputError(
             f"--for {script}: this script cannot run preset {name!r}: it has no argument for {'; '.join(missing)}. "

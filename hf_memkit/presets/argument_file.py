@@ -63,7 +63,7 @@ class ArgumentFile:
             )
         if self.outside:
             lines = [
-                line for entry in self.outside for line in (f"- {entry.what}: {entry.reason}", f"    {entry.line}")
+                line for entry in self.outside for line in (f"- {entry.setting}: {entry.reason}", f"    {entry.line}")
             ]
             blocks.append("# Not possible in a file of arguments:\n" + _comment(lines))
         if self.notes:

@@ -62,19 +62,19 @@ class Outside:
     """One setting outside the file.
 
     Attributes:
-        what: its settings in readable form: `model.dtype = "bfloat16"`.
+        setting: its settings in readable form: `model.dtype = "bfloat16"`.
         reason: the preset's reason.
         line: its line of Python or of a shell.
         essential: whether a run without it is another method, such as full fine-tuning instead of LoRA.
     """
 
-    what: str
+    setting: str
     reason: str
     line: str
     essential: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "reason": self.reason, "line": self.line, "essential": self.essential}
+        return {"what": self.setting, "reason": self.reason, "line": self.line, "essential": self.essential}
 
 
 def script_arguments(setup: Setup, script: str) -> dict[str, Setting]:
@@ -198,10 +198,10 @@ def _parts(setup: Setup) -> list[Outside]:
 
 def _for_trl(part: Outside) -> Outside:
     """A component for users of TRL: SFTTrainer never makes the logits of a batch anyway."""
-    if not part.what.startswith("model_parts.chunked_loss"):
+    if not part.setting.startswith("model_parts.chunked_loss"):
         return part
     why = f"{part.reason}; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"
-    return Outside(part.what, why, part.line)
+    return Outside(part.setting, why, part.line)
 
 
 def _optimizer(setup: Setup) -> list[Outside]:

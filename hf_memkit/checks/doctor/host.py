@@ -96,8 +96,8 @@ def _problems(result: Preflight) -> list[Check]:
     """Problems with their fixes, which follow the last semicolon."""
     results = []
     for problem in (*result.unusable, *result.shortages, *result.missing):
-        what, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
-        results.append(Check(_DISK, "folder", "missing", what, fix.removeprefix("run: ")))
+        finding, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
+        results.append(Check(_DISK, "folder", "missing", finding, fix.removeprefix("run: ")))
     return results
 
 
@@ -112,8 +112,8 @@ def _speed(nvme_path: str) -> Check:
             return Check(_DISK, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
         measured = measure(with_folder, cpu=not torch.cuda.is_available())
     except MemkitError as error:
-        what, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
-        return Check(_DISK, "speed", "warning", what, fix)
+        finding, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
+        return Check(_DISK, "speed", "warning", finding, fix)
     return Check(_DISK, "speed", "ok", measured.label)
 
 

@@ -45,13 +45,13 @@ def checks() -> list[Check]:
 def _tools_check(*, cpu: bool, needed: bool) -> Check:
     packages = ops.missing_tools(("async_io",), cpu=cpu)
     ninja = shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()
-    what = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
+    tools = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
     fixes = [f"sudo apt-get install {' '.join(packages)}"] if packages else []
     fixes += [] if ninja else ["pip install ninja"]
     if not fixes:
         compiler = os.environ.get("CXX", "g++")
         version = subprocess.run([compiler, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True).stdout
-        return Check(_GROUP, "to build them", "ok", f"{what} ({compiler} {version.strip()})")
+        return Check(_GROUP, "to build them", "ok", f"{tools} ({compiler} {version.strip()})")
     absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
     # On a GPU torch compiles the 8-bit optimizer's step with the same compiler.
     core = not cpu and bool({"g++", "python3-dev"} & set(packages))
