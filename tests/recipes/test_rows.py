@@ -373,7 +373,7 @@ SPOILT_IMAGES: dict[str, tuple[Files, str]] = {
     "cut off": ({**PHOTOS, "dog/1.jpg": cut_off}, "/dog/1.jpg: not an image that pillow can read: "),
     "empty": ({**PHOTOS, "dog/1.jpg": b""}, "/dog/1.jpg: not an image that pillow can read: "),
     "beside labels": ({**PHOTOS, "1.jpg": picture}, "/1.jpg: an image next to the folders of labels; expected "),
-    "too deep": ({**PHOTOS, "cat/black/1.jpg": picture}, "/cat/black/1.jpg: an image in a folder inside a label's; ex"),
+    "too deep": ({**PHOTOS, "cat/black/1.jpg": picture}, "/cat/black/1.jpg: an image in a folder inside a label's"),
     "one label": ({"cat/1.jpg": picture}, "all 1 images have the label 'cat'; the minimum is 2 labels"),
     "no images": ({"notes.md": b"a dog"}, ": no images ("),
     "lost": (table_of({"image": "b.jpg", "label": "b"}), "/metadata.jsonl: row 2: ROOT/b.jpg: no such file"),
