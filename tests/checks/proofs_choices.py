@@ -39,10 +39,10 @@ class _Gradients(TrainerCallback):  # type: ignore[misc]
     """The gradients that the optimizer is about to use, one vector a step."""
 
     def __init__(self) -> None:
-        self.found: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
 
     def on_pre_optimizer_step(self, *args: Any, model: Any, **others: Any) -> None:
-        self.found.append(
+        self.outputs.append(
             torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None]).clone()
         )
 
@@ -74,11 +74,11 @@ def _step(of: Any, micro: int, accumulation: int) -> tuple[torch.Tensor, float]:
         model=copy.deepcopy(of), args=args, train_dataset=_unequal(), data_collator=_pad, callbacks=[seen]
     )
     trainer.train()
-    return seen.found[0], next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    return seen.outputs[0], next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
 
 
-def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def _off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 @proof("accumulation-multiplies-the-loss", fails="silent")

@@ -46,9 +46,9 @@ class _Patching:
     """Liger's own functions, each made from its source, and what they were called with."""
 
     def __init__(self) -> None:
-        found = importlib.util.find_spec("liger_kernel")
-        assert found is not None and found.origin is not None
-        path = Path(found.origin).parent / "transformers" / "monkey_patch.py"
+        spec = importlib.util.find_spec("liger_kernel")
+        assert spec is not None and spec.origin is not None
+        path = Path(spec.origin).parent / "transformers" / "monkey_patch.py"
         tree = ast.parse(path.read_text())
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         table = next(

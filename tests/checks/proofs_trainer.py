@@ -62,8 +62,8 @@ def trainer_mismatch() -> None:
     refused("ds gradient_clipping=0.5 vs hf max_grad_norm=1.0", lambda: train(ds(2, {"gradient_clipping": 0.5})))
     real = TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none")
     for name, value in DEFAULTS.items():
-        found = getattr(real, name)
-        assert getattr(found, "value", found) == value, name
+        actual = getattr(real, name)
+        assert getattr(actual, "value", actual) == value, name
 
 
 @proof("learning-rate-missing", fails="silent")

@@ -68,8 +68,8 @@ def problems_of(
     (folder / "acc.yaml").write_text(yaml.safe_dump(content))
     if arguments is not None:
         (folder / "args.yaml").write_text(yaml.safe_dump(arguments))
-    found = check_file(folder / "acc.yaml", None if arguments is None else folder / "args.yaml")
-    return [(each.rule, each.key, each.severity) for each in found]
+    problems = check_file(folder / "acc.yaml", None if arguments is None else folder / "args.yaml")
+    return [(each.rule, each.key, each.severity) for each in problems]
 
 
 ARGUMENTS: Final[dict[str, Any]] = {"output_dir": "out", "bf16": True, "gradient_accumulation_steps": 2}
@@ -94,9 +94,9 @@ def test_the_yaml_is_compared_with_the_arguments(tmp_path: Path) -> None:
 def test_the_json_that_it_names_is_checked_with_it(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 9}, "gradient_accumulation_steps": 4}')
     content = {**DEEPSPEED, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
-    found = problems_of(tmp_path, content, ARGUMENTS)
-    assert ("accelerate-key-beside-json", "mixed_precision", "error") in found
-    assert ("trainer-mismatch", "gradient_accumulation_steps", "error") in found
+    problems = problems_of(tmp_path, content, ARGUMENTS)
+    assert ("accelerate-key-beside-json", "mixed_precision", "error") in problems
+    assert ("trainer-mismatch", "gradient_accumulation_steps", "error") in problems
 
 
 def test_advice_that_takes_a_json_says_so(tmp_path: Path) -> None:
@@ -109,8 +109,10 @@ def test_advice_that_takes_a_json_says_so(tmp_path: Path) -> None:
     ]
     assert "in a DeepSpeed JSON (deepspeed_config_file)" in replaced.fix
     section |= {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/data"}
-    found = problems_of(tmp_path, {**DEEPSPEED, "deepspeed_config": section}, ARGUMENTS)
-    assert [rule for rule, key, _ in found if "nvme" in rule or "offload_optimizer" in key] == ["accelerate-nvme-path"]
+    problems = problems_of(tmp_path, {**DEEPSPEED, "deepspeed_config": section}, ARGUMENTS)
+    assert [rule for rule, key, _ in problems if "nvme" in rule or "offload_optimizer" in key] == [
+        "accelerate-nvme-path"
+    ]
 
 
 def test_one_file_that_cannot_be_read_does_not_hide_the_others(

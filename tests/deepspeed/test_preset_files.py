@@ -22,13 +22,13 @@ MAY_BE_AUTO = {
 
 
 def autos(config: dict[str, Any]) -> list[str]:
-    found = []
+    result = []
     for key, value in config.items():
         if value == "auto":
-            found.append(key)
+            result.append(key)
         elif isinstance(value, dict):
-            found += autos(value)
-    return found
+            result += autos(value)
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -139,5 +139,7 @@ def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parse
                 "fp16": not big.gpu.bf16 and name != "zero2-lean",
             }
             subject = Subject(config, arguments, facts(model), big, gpus, deepspeed=release)
-            found = [problem for problem in check(subject) if problem.rule not in ("card-too-small", *NOT_THE_CONFIG)]
-            assert found == [], f"{name} for {model} on {card}"
+            problems = [
+                problem for problem in check(subject) if problem.rule not in ("card-too-small", *NOT_THE_CONFIG)
+            ]
+            assert problems == [], f"{name} for {model} on {card}"

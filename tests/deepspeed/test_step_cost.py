@@ -28,8 +28,8 @@ def bf16(name: str, **zero: Any) -> dict[str, Any]:
 
 
 def of(cost: StepCost, name: str) -> CostRow:
-    (found,) = (row for row in cost.rows if row.name == name)
-    return found
+    (cost_row,) = (row for row in cost.rows if row.name == name)
+    return cost_row
 
 
 def zero_cost(config: dict[str, Any], model: ModelFacts, *, gpus: int = 1, accumulation: int = 1) -> StepCost:

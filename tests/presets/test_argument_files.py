@@ -71,8 +71,8 @@ def test_the_real_parser_reads_every_value(setup: Setup, tmp_path: Path, ending:
     real = parsed(argument_file(setup, own={"output_dir": str(tmp_path / "out")}), tmp_path, ending)
     for name, value in setup.arguments.items():
         names = [n for n in (name, name.replace("activation_", "gradient_")) if hasattr(real, n)]
-        found = getattr(real, names[0])
-        assert getattr(found, "value", found) == value, name
+        actual = getattr(real, names[0])
+        assert getattr(actual, "value", actual) == value, name
     assert real.output_dir == str(tmp_path / "out")
 
 

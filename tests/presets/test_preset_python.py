@@ -94,8 +94,8 @@ def test_trainer_model_and_arguments_in_one_call(
     setup = preset(name, model=str(folder), arguments=CPU, **GPU)
     trainer = setup.trainer(str(tmp_path / "out"), train_dataset=samples())
     assert trainer.args.use_cpu and trainer.args.max_steps == 3
-    found = losses(trainer)
-    assert len(found) == 3 and len(set(found)) == 3
+    measured = losses(trainer)
+    assert len(measured) == 3 and len(set(measured)) == 3
     model = trainer.model
     if name == "lean":
         plain = GPT2LMHeadModel.from_pretrained(folder)
@@ -108,7 +108,7 @@ def test_trainer_model_and_arguments_in_one_call(
         assert trained and all("lora_" in key for key in trained)
     else:
         # bf16 autocast rounds to 8 bits of fraction, and the 8-bit states round the update.
-        assert found == pytest.approx(baseline, rel=1e-5 if name != "8bit" else 0.01)
+        assert measured == pytest.approx(baseline, rel=1e-5 if name != "8bit" else 0.01)
 
 
 @pytest.mark.slow

@@ -107,10 +107,10 @@ def test_the_worst_batch_is_the_run_s(
     with pytest.raises(_Made):
         run(job, lambda line: None, Ranks(), write=partial(export_script, job, Path(job.output)))
     (trainer,) = made
-    found = ByData()._batches_of(job.setup)
-    assert found is not None and found.usual is not None
+    result = ByData()._batches_of(job.setup)
+    assert result is not None and result.usual is not None
     loader = trainer.get_train_dataloader()
-    rows, columns = trainer.train_dataset, list(found.worst)
+    rows, columns = trainer.train_dataset, list(result.worst)
     lengths = [[len(row[column]) for column in columns] for row in rows]
     drawn: list[list[int]] = []
     while len(drawn) < DRAWS:
@@ -121,8 +121,8 @@ def test_the_worst_batch_is_the_run_s(
 
     real = loader.collate_fn([rows[row] for row in max(drawn, key=tokens)])
     for column in columns:
-        assert found.worst[column] == real[column].shape[1]
-    assert found.worst["input_ids"] > found.usual["input_ids"]
+        assert result.worst[column] == real[column].shape[1]
+    assert result.worst["input_ids"] > result.usual["input_ids"]
 
 
 SMALL = ("--gpu-memory", "950MB")
@@ -154,19 +154,19 @@ def test_verdict_variant_and_advice_are_of_the_worst_batch(
         code = main(["predict", "--recipe", recipe, "--ram", "64GB", "--json", *options])
         return code, json.loads(capsys.readouterr().out)
 
-    _, found = asked("--data", data, "--variant", "8bit", "--gpu-memory", "8GB")
-    batches = found["request"]["batches"]
+    _, result = asked("--data", data, "--variant", "8bit", "--gpu-memory", "8GB")
+    batches = result["request"]["batches"]
     (worst, typical), length = (int(each.split()[2]) for each in (batches["worst"], batches["usual"]["batch"])), 512
     assert 400 < worst < length and 5 < typical < 40 and not batches["smaller"]
-    for tokens, gib in ((worst, found["peak_reserved_gib"]), (typical, None)):
+    for tokens, gib in ((worst, result["peak_reserved_gib"]), (typical, None)):
         _, same = asked("--variant", "8bit", "--gpu-memory", "8GB", "--sequence-length", str(tokens))
         total = same["peak_reserved_gib"][1] + same["outside_allocator_gib"]
         if gib is None:
             assert batches["usual"]["total_gib"] == pytest.approx(total, rel=0.005)
         else:
-            assert found["peak_allocated_gib"] == pytest.approx(same["peak_allocated_gib"], rel=0.005)
+            assert result["peak_allocated_gib"] == pytest.approx(same["peak_allocated_gib"], rel=0.005)
     _, bound = asked("--variant", "8bit", "--gpu-memory", "8GB")
-    assert bound["request"]["batches"] is None and bound["peak_allocated_gib"] > 1.05 * found["peak_allocated_gib"]
+    assert bound["request"]["batches"] is None and bound["peak_allocated_gib"] > 1.05 * result["peak_allocated_gib"]
 
     code, out = asked("--data", data, *SMALL, "--variant", "8bit")
     assert code == 1 and out["request"]["batches"]["usual"]["verdict"] == "fits"

@@ -24,8 +24,8 @@ def resolved_for(recipe: Recipe, machine: Machine, size: str, **asked: object) -
 
 
 def test_the_recipe_s_own_gpu_holds_it(recipe: Recipe, machine: Machine) -> None:
-    found = stored_prediction(recipe, resolved_for(recipe, machine, recipe.card))
-    assert found.verdict in ("fits", "tight") and is_stored(found) and found.confidence.level == "trace"
+    result = stored_prediction(recipe, resolved_for(recipe, machine, recipe.card))
+    assert result.verdict in ("fits", "tight") and is_stored(result) and result.confidence.level == "trace"
     assert stored_prediction(recipe, resolved_for(recipe, machine, "80GB")).verdict == "fits"
 
 
@@ -41,11 +41,11 @@ def test_a_smaller_gpu_is_told_what_to_take_instead(
     recipe: Recipe, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, judge = resolved_for(recipe, machine, "12GB"), stored_or(None, recipe)
-    found = judge(small)
-    assert found.verdict == "does not fit"
+    result = judge(small)
+    assert result.verdict == "does not fit"
     assert nearest_that_fits(recipe, small, use_hub=False, judge=judge) == "infinity"
     job = RecipeRun(recipe.name, small.preset, small)
-    reported = _with_prediction(job, recipe, found, judge)
+    reported = _with_prediction(job, recipe, result, judge)
     assert reported.prediction is not None and reported.prediction["verdict"] == "does not fit"
     output = capsys.readouterr().err
     assert "predicted not to fit" in output and "--variant infinity" in output
@@ -57,8 +57,8 @@ def test_a_rehearsal_has_that_of_its_target(recipe: Recipe, machine: Machine) ->
     job = RecipeRun(recipe.name, here.preset, here, target=here)
     without = _with_prediction(job, recipe, None, unjudged)
     assert without.prediction is None and without.target_prediction is None
-    found = stored_prediction(recipe, here)
-    reported = _with_prediction(job, recipe, found, unjudged)
+    result = stored_prediction(recipe, here)
+    reported = _with_prediction(job, recipe, result, unjudged)
     assert reported.prediction is None and reported.target_prediction is not None
     assert (
         reported.target_prediction["gpu"] == "12GB GPU" and reported.target_prediction["gpu_verdict"] == "does not fit"

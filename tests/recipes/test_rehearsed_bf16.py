@@ -64,11 +64,11 @@ def test_a_product_is_that_of_torchs_own_kernel(operation: Any) -> None:
     for mode in (None, Fp32Products()):
         torch.manual_seed(0)
         if mode is None:
-            found = PRODUCTS[operation]()
+            product = PRODUCTS[operation]()
         else:
             with mode:
-                found = PRODUCTS[operation]()
-        results.append((found,) if isinstance(found, torch.Tensor) else found)
+                product = PRODUCTS[operation]()
+        results.append((product,) if isinstance(product, torch.Tensor) else product)
     for own, ours in zip(*results, strict=True):
         assert (own is None) == (ours is None)
         if own is not None:

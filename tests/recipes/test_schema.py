@@ -57,9 +57,9 @@ def test_the_ram_in_the_largest_recipe_s_header_is_that_of_its_predictions() -> 
     recipe = load_recipe("llama-8b-on-24gb")
     line = next(each for each in recipe.path.read_text().splitlines() if each.startswith("# RAM"))
     stated = [int(number) for number in re.findall(r"(\d+) GiB", line)]
-    found = {each["variant"]: each["prediction"] for each in stored()["recipes"][recipe.name]["predicted"]}
-    ram = [found[name]["host_rss_gib"] + found[name]["pinned_gib"] for name in ("offload", "infinity")]
-    assert stated == [round(each) for each in (*ram, found["infinity"]["disk_gib"])]
+    predictions = {each["variant"]: each["prediction"] for each in stored()["recipes"][recipe.name]["predicted"]}
+    ram = [predictions[name]["host_rss_gib"] + predictions[name]["pinned_gib"] for name in ("offload", "infinity")]
+    assert stated == [round(each) for each in (*ram, predictions["infinity"]["disk_gib"])]
 
 
 def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:

@@ -61,19 +61,19 @@ def forked(check: Callable[[], None]) -> None:
 
 def attributes(arguments: Any) -> dict[str, Any]:
     """But for objects that are each object's own, of which what they hold is compared."""
-    found = dict(vars(arguments))
+    result = dict(vars(arguments))
     for name in ("distributed_state", "deepspeed_plugin"):
-        found.pop(name, None)
-    config = found.pop("hf_deepspeed_config", None)
-    return {**found, "config of DeepSpeed": config and config.config}
+        result.pop(name, None)
+    config = result.pop("hf_deepspeed_config", None)
+    return {**result, "config of DeepSpeed": config and config.config}
 
 
 def deepspeed_config() -> Any:
     """The one that transformers knows of."""
     from transformers.integrations import deepspeed
 
-    found = deepspeed._hf_deepspeed_config_weak_ref
-    return found and found()
+    result = deepspeed._hf_deepspeed_config_weak_ref
+    return result and result()
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "not seen"])

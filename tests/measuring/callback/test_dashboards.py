@@ -108,16 +108,16 @@ def test_a_plain_callback_says_what_it_cannot_reach(
 
 
 def test_how_many_keys(make_trainer: Any, readers: list[Any]) -> None:
-    found = {}
+    result = {}
     for log in ("all", "none"):
         trainer = with_peaks(make_trainer(max_steps=1), readers[0])
         attach(trainer, log=log, readers=readers, **QUIET)
         trainer.train()
-        found[log] = ours(next(entry for entry in trainer.state.log_history if "loss" in entry))
-    assert found["none"] == {} and {f"memory/{name}" for name in FEW} < found["all"].keys()
-    assert {"memory/host_rss_gib", "memory/weights_gib", "memory/other_gib"} <= found["all"].keys()
-    assert found["all"]["memory/forward_peak_allocated_gib"] == 12 and found["all"]["memory/allocated_gib"] == 10
-    assert all(type(value) in (int, float) for value in found["all"].values())
+        result[log] = ours(next(entry for entry in trainer.state.log_history if "loss" in entry))
+    assert result["none"] == {} and {f"memory/{name}" for name in FEW} < result["all"].keys()
+    assert {"memory/host_rss_gib", "memory/weights_gib", "memory/other_gib"} <= result["all"].keys()
+    assert result["all"]["memory/forward_peak_allocated_gib"] == 12 and result["all"]["memory/allocated_gib"] == 10
+    assert all(type(value) in (int, float) for value in result["all"].values())
     with pytest.raises(SettingError, match=r"log='al'.*did you mean 'all'"):
         MemoryReportCallback(log="al")  # type: ignore[arg-type]
 

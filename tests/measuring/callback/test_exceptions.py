@@ -229,8 +229,8 @@ def test_what_is_out_of_memory(error: BaseException, expected: bool) -> None:
         except type(error):
             raise LookupError("while cleaning up") from None
     except LookupError as later:
-        found = out_of_memory(later)
-        assert (found is not None and found[0] is error) is expected
+        result = out_of_memory(later)
+        assert (result is not None and result[0] is error) is expected
 
 
 def test_a_script_that_catches(make_trainer: Any, shown: list[BaseException]) -> None:

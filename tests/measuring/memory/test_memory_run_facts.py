@@ -30,8 +30,8 @@ def test_arguments_of_deepspeed() -> None:
     }
     config = SimpleNamespace(config={"zero_optimization": zero})
     args = SimpleNamespace(deepspeed_plugin=SimpleNamespace(hf_ds_config=config))
-    found = memory_arguments(args)
-    assert found["deepspeed_stage"] == 3 and found["deepspeed_offload_optimizer"] == "nvme"
+    result = memory_arguments(args)
+    assert result["deepspeed_stage"] == 3 and result["deepspeed_offload_optimizer"] == "nvme"
     assert swap_folders(args) == (Path("/fast"),) and swap_folders(SimpleNamespace()) == ()
     zero["offload_param"] = zero["offload_optimizer"] = None
     assert swap_folders(args) == () and "deepspeed_offload_param" not in memory_arguments(args)
@@ -123,8 +123,8 @@ def test_the_largest_batch_so_far_is_watched(make_trainer: Any, allocator: Any) 
     rows = [torch.arange(length) for length in lengths]
     trainer.train_dataset = [{"input_ids": row, "labels": row} for row in rows]
     trainer.train()
-    found = {s["longest_sequence"]: s["step"] for s in steps(read_records(callback.path)) if "categories" in s}
-    assert found == {4: 3, 8: 6}
+    result = {s["longest_sequence"]: s["step"] for s in steps(read_records(callback.path)) if "categories" in s}
+    assert result == {4: 3, 8: 6}
 
 
 def test_a_model_without_an_output_embedding(make_trainer: Any, allocator: Any) -> None:
