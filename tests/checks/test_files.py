@@ -194,7 +194,7 @@ def test_the_command_line(tmp_path: Path, preset: Path, capsys: pytest.CaptureFi
 
 
 def _one_of_each(tmp_path: Path) -> Path:
-    """A DeepSpeed config with an error, a warning and a hint, in lines of their own, indented with tabs."""
+    """A DeepSpeed config with an error, a warning and a hint, each on a separate line, indented with tabs."""
     zero = {"stage": 2, "sub_group_size": 100, "reduce_bucket_size": "2e8"}
     path = tmp_path / "ds config.json"
     text = {"train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": zero}

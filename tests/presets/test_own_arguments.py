@@ -161,7 +161,7 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
         ("Learning_rate", ["learning_rate"]),
         ("lora_target_module", ["lora_target_modules"]),
         ("max_lenght", ["max_length"]),
-        # Names of their own: a word more than a field has, another word, or an argument of the example scripts.
+        # The script's names: one word more than a field, another word, or an argument of the example scripts.
         *((name, []) for name in ("ref_model_name_or_path", "per_device_test_batch_size", "dataset", "use_lora")),
         # Nearly a field of TRL's: another word, of an experimental config; one word fewer; a name that many have.
         *((name, []) for name in ("prompt_template", "max_prompt_len", "use_nested_quant", "loss_weight")),

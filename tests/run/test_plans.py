@@ -111,8 +111,8 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_trls_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path) -> None:
-    """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one for which it has a default
-    of its own (checkpointing)."""
+    """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one for which it has another default
+    (checkpointing)."""
     script = sft_script()
     own = [
         *COMMON, "--model_name_or_path", str(inputs / "tiny-gpt2"), "--dataset_name", str(inputs / "sft"),
