@@ -111,7 +111,7 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_trls_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path) -> None:
-    """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one for which it has another default
+    """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one with another default in TRL
     (checkpointing)."""
     script = sft_script()
     own = [
