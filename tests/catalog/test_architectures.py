@@ -20,8 +20,8 @@ def test_each_has_the_published_number_of_parameters(name: str) -> None:
 
 def test_names_are_found_without_organisation_case_or_tuning() -> None:
     assert built_in("gpt2-xl") == built_in("openai-community/gpt2-xl") != None  # noqa: E711
-    found = built_in("meta-llama/llama-3.1-8b-INSTRUCT")
-    assert found is not None and found[0] == "meta-llama/Llama-3.1-8B"
+    result = built_in("meta-llama/llama-3.1-8b-INSTRUCT")
+    assert result is not None and result[0] == "meta-llama/Llama-3.1-8B"
     assert built_in("my-org/my-model") is None
 
 

@@ -113,7 +113,7 @@ def test_nothing_is_faster_than_the_data_sheet_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_units_are_those_of_the_fields(name: str) -> None:
-    """TB/s in the place of GB/s, both directions of a link, bits or a count of cores would be far off."""
+    """TB/s instead of GB/s, both directions of a link, bits or a count of cores would be far off."""
     rates = ALL[name]
     assert 200 < rates.memory_gb_per_s.value < 9000
     assert 5 < rates.pcie_gb_per_s.value < 64

@@ -27,7 +27,7 @@ def test_the_generated_file_is_what_the_installed_deepspeed_says() -> None:
 
 def test_the_top_level_is_what_deepspeed_reads() -> None:
     ours, read = set(UNTYPED[""]), set(GENERATED["top_level"])
-    # "bfloat16" has a rule of its own; transformers and accelerate read the first two; the third is read where
+    # "bfloat16" has its own rule; transformers and accelerate read the first two; the third is read where
     # torch.distributed has started; the fourth only where "zero_optimization" is a mere true.
     assert read - set(REMOVED) <= ours
     assert ours - read <= {"inference", "msamp", "sequence_parallel_size", "allgather_size", "bfloat16"}

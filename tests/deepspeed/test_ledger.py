@@ -18,9 +18,9 @@ N = 1_557_611_200
 
 
 def of(ledger: Ledger, place: str, *terms: str) -> int:
-    found = [row for row in ledger.rows if row.place == place and row.term in terms]
-    assert {row.term for row in found} == set(terms)
-    return sum(row.size_bytes for row in found)
+    matching = [row for row in ledger.rows if row.place == place and row.term in terms]
+    assert {row.term for row in matching} == set(terms)
+    return sum(row.size_bytes for row in matching)
 
 
 def changed(name: str, **zero: Any) -> dict[str, Any]:

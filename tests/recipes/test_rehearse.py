@@ -50,7 +50,7 @@ def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None
 
 
 def test_another_architecture_shrinks_too(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
-    """Heads, key-value heads, feed-forward width and token IDs go together, whatever the architecture."""
+    """Heads, key-value heads, feed-forward width and token IDs go together, for every architecture."""
     from transformers import LlamaConfig
 
     LlamaConfig(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8).save_pretrained(

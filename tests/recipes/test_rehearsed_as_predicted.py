@@ -11,7 +11,7 @@ from hf_memkit.prediction import Prediction
 from hf_memkit.recipes.resolve import resolve
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.run.folder import RecipeRun
-from hf_memkit.run.ranks import Place
+from hf_memkit.run.ranks import LaunchLayout
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import TECHNIQUES
@@ -24,7 +24,7 @@ def refuses(setup: Setup) -> Prediction:
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), refuses)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), refuses)
     assert job.is_rehearsal and job.target is not None
     return job
 

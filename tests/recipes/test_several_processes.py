@@ -72,7 +72,7 @@ def test_zero_splits_what_it_splits(recipe: Recipe, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8, 16])
-def test_the_rehearsal_accumulates_as_the_target_does_whatever_the_number_of_processes(
+def test_the_rehearsal_accumulates_as_the_target_does_with_any_number_of_processes(
     recipe: Recipe, machine: Machine, processes: int
 ) -> None:
     """A recipe of 48 sequences a step can be shared by all of these."""

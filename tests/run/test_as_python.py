@@ -40,8 +40,8 @@ def both(start: Start, *command: str) -> tuple[Ended, Ended]:
     by_python, by_memkit = python.ended(), memkit.ended()
     if by_memkit.code == 0:
         assert by_memkit.err.endswith(NO_TRAINER), by_memkit.err
-        said = by_memkit.err.splitlines(keepends=True)
-        by_memkit = Ended(0, by_memkit.out, "".join(said[:-1]))
+        message = by_memkit.err.splitlines(keepends=True)
+        by_memkit = Ended(0, by_memkit.out, "".join(message[:-1]))
     return by_python, by_memkit
 
 
@@ -114,9 +114,9 @@ def test_wrong_input_is_one_line(
     """Finds: a script that is begun although memkit was given something wrong."""
     monkeypatch.chdir(scripts)
     assert main(["run", *command.split()]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"memkit: error: {expected}") or f"error: a_package/..: {expected}" in said.err
-    assert said.err.count("\n") == 1 and not said.out
+    output = capsys.readouterr()
+    assert output.err.startswith(f"memkit: error: {expected}") or f"error: a_package/..: {expected}" in output.err
+    assert output.err.count("\n") == 1 and not output.out
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "a_package.missing", "no_such.module", "..a_package"])
