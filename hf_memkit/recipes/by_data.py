@@ -96,10 +96,8 @@ class ByData:
             if lengths.cut is not None:
                 cut = _with_lengths(setup, lengths.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
-        needs = {change: predict(smaller_setup, usual=typical) for change, smaller_setup in smaller.items()}
-        smaller_needs = {
-            change: smaller_setup for change, smaller_setup in needs.items() if smaller_setup.needs_less_than(worst)
-        }
+        needs = {change: predict(reduced, usual=typical) for change, reduced in smaller.items()}
+        smaller_needs = {change: need for change, need in needs.items() if need.needs_less_than(worst)}
         return BatchNeeds(lengths.shapes, predict(typical), smaller_needs)
 
     def _batches_of(self, setup: Setup) -> BatchLengths | None:

@@ -111,13 +111,11 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
     by_variant: dict[str, Option] = {}
     if machine.gpu is None:
         return []
-    for stored_one in _of_recipe(recipe):
-        earlier = by_variant.get(stored_one.variant)
-        if stored_one.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
+    for entry in _of_recipe(recipe):
+        earlier = by_variant.get(entry.variant)
+        if entry.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
             continue
-        by_variant[stored_one.variant] = Option(
-            recipe, replace(stored_one, prediction=stored_one.prediction.judged(machine))
-        )
+        by_variant[entry.variant] = Option(recipe, replace(entry, prediction=entry.prediction.judged(machine)))
     return list(by_variant.values())
 
 

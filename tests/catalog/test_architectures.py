@@ -55,7 +55,7 @@ def test_groups_are_those_of_trainer_s_optimizer() -> None:
         ({"model_type": "llama", "hidden_act": "nope", "num_hidden_layers": 1}, "unknown value 'nope'"),
     ],
 )
-def test_a_config_that_makes_no_model_is_told_whole(tmp_path: Path, values: dict[str, object], words: str) -> None:
+def test_a_config_that_makes_no_model_is_reported_whole(tmp_path: Path, values: dict[str, object], words: str) -> None:
     """Would notice: a list of all of transformers' configs, cut in the middle of a name."""
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(InputError) as caught:

@@ -99,7 +99,7 @@ def test_the_json_that_it_names_is_checked_with_it(tmp_path: Path) -> None:
     assert ("trainer-mismatch", "gradient_accumulation_steps", "error") in problems
 
 
-def test_advice_that_takes_a_json_says_so(tmp_path: Path) -> None:
+def test_advice_that_needs_a_json_names_it(tmp_path: Path) -> None:
     """Would notice: a key that the YAML cannot have, and two findings about one path."""
     section = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
     (tmp_path / "acc.yaml").write_text(yaml.safe_dump({**DEEPSPEED, "deepspeed_config": section}))

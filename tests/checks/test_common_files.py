@@ -110,7 +110,7 @@ def test_well_known_files_pass(tmp_path: Path, content: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("text", "messages"), SAID.values(), ids=list(SAID))
-def test_what_is_said_of_arguments(tmp_path: Path, text: str, messages: list[tuple[str, str, str]]) -> None:
+def test_messages_about_arguments(tmp_path: Path, text: str, messages: list[tuple[str, str, str]]) -> None:
     (tmp_path / "args.yaml").write_text(text)
     assert [(each.rule, each.key, each.severity) for each in check_file(tmp_path / "args.yaml")] == messages
 

@@ -33,7 +33,7 @@ def test_the_top_level_is_what_deepspeed_reads() -> None:
     assert ours - read <= {"inference", "msamp", "sequence_parallel_size", "allgather_size", "bfloat16"}
 
 
-def test_what_is_written_by_hand_is_about_keys_that_exist() -> None:
+def test_handwritten_entries_are_about_keys_that_exist() -> None:
     generated = {f"{name}.{key}" for name, section in GENERATED["sections"].items() for key in section["keys"]}
     assert set(BOUNDS) <= generated
     assert not set(UNTYPED) & set(GENERATED["sections"])

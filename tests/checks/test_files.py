@@ -266,7 +266,7 @@ def test_lines_are_found_under_the_names_that_problems_have(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stage", [5, "auto", None, [2]])
-def test_what_follows_from_a_wrong_stage_is_not_listed(stage: Any) -> None:
+def test_consequences_of_a_wrong_stage_are_not_listed(stage: Any) -> None:
     """With keys of every stage, of which some have no effect at any one of them; and one mistake at all of them."""
     zero = {**load("zero3-offload")["zero_optimization"], "allgather_bucket_size": 3, "round_robin_gradients": True}
     zero |= {"zenflow": {"update_interval": 4}, "stage": stage, "legacy_stage1": True}

@@ -120,7 +120,7 @@ def test_the_library_does_what_the_rule_says(rule: str, proofs: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_what_fails_is_an_error(proofs: dict[str, Any]) -> None:
+def test_failing_settings_are_errors(proofs: dict[str, Any]) -> None:
     failing = {rule for rule, proof in proofs.items() if proof["fails"] in ("loud", "late")} | PROVED_BY_THE_LEDGER
     assert {rule: RULES[rule].severity for rule in failing if RULES[rule].severity != "error"} == {
         rule: severity for rule, severity in MILDER.items() if rule in failing

@@ -115,7 +115,7 @@ $PYTHON -c 'from hf_memkit.deepspeed.nvme import preflight; print(preflight("m",
     assert "accepts pieces of 4096 bytes only" in out
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFitError, match=r"will be swapped there, and .* GiB are free"):
         preflight(tmp_path, needed_bytes=2**60).raise_problems()
     assert files_below(tmp_path) == []
@@ -174,7 +174,7 @@ def test_files_of_another_program_are_not_touched(tmp_path: Path) -> None:
     assert [path for path in files_below(tmp_path) if path.is_file()] == [file]
 
 
-def test_what_a_killed_run_left_is_reclaimed(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         with nvme.hold(tmp_path):

@@ -91,7 +91,7 @@ def test_nothing_is_prefetched_where_deepspeed_would_read_it_twice() -> None:
     assert prefetch(64) == 0  # a rank's shares are below 1 MiB, but the embedding's
 
 
-def test_a_low_limit_for_locked_memory_is_said() -> None:
+def test_a_low_limit_for_locked_memory_is_reported() -> None:
     low = sized("zero3-infinity", machine=machine(64, memlock=8 << 20))
     assert any("mlock" in note and "8 MiB" in note for note in low.notes)
     enough = machine(256, memlock=4 << 30)  # the limit is one process's: 2.5 GiB each, for any number of them

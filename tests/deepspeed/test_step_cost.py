@@ -176,7 +176,7 @@ def test_a_part_of_the_optimizer_may_stay_on_the_gpu(model: ModelFacts) -> None:
         assert of(cost, "Adam on the host").moved_bytes == pytest.approx(28 * N * (1 - share), rel=0.1, abs=1e8)
 
 
-def test_what_has_no_formula_has_no_time(model: ModelFacts) -> None:
+def test_without_a_formula_there_is_no_time(model: ModelFacts) -> None:
     for added in ({"zero_quantized_weights": True}, {"zero_hpz_partition_size": 2}, {"zenflow": {"topk_ratio": 0.1}}):
         assert zero_traffic(bf16("zero3", **added), model, gpus=2) is None
 

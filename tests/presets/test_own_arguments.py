@@ -31,7 +31,7 @@ def arguments(tmp_path: Path, **given: Any) -> Any:
     return TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
 
 
-def test_without_settling_transformers_compiles_although_the_user_said_no(tmp_path: Path) -> None:
+def test_without_own_arguments_transformers_compiles_against_the_user_s_no(tmp_path: Path) -> None:
     """Why `settle` drops what went with the preset's value: the real library does not."""
     assert arguments(tmp_path, torch_compile=False, torch_compile_mode="default").torch_compile is True
     made, replaced = apply_own_arguments(
@@ -69,7 +69,7 @@ def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
     assert len(problems) == 1 and "same field" in problems[0]
 
 
-def test_what_cannot_be_true_together_and_what_would_be_ignored_goes() -> None:
+def test_contradicting_and_ignored_settings_are_removed() -> None:
     made, _ = apply_own_arguments(setup_of(arguments__bf16=True, arguments__fp16=False), {"fp16": True})
     assert made.arguments == {"fp16": True}
     made, replaced = apply_own_arguments(
@@ -170,7 +170,7 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
         *((name, []) for name in ("evaluation_strategy", "per_gpu_train_batch_size", "use_liger")),
     ],
 )
-def test_a_name_that_nearly_is_a_field_is_told_from_one_of_its_own(name: str, field: list[str]) -> None:
+def test_a_misspelt_field_differs_from_a_name_of_the_script(name: str, field: list[str]) -> None:
     assert list(misspelt(name)) == field
 
 

@@ -45,7 +45,7 @@ def test_the_global_batch_stays_exact(model: str, tmp_path: Path) -> None:
             setup.training_arguments(str(tmp_path), **late)
 
 
-def test_late_arguments_are_said_and_checked(
+def test_late_arguments_are_reported_and_checked(
     model: str, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup = preset("resident", model=model, gpu_memory="16GB")
@@ -60,7 +60,7 @@ def test_late_arguments_are_said_and_checked(
     assert "Override: your activation_checkpointing = False" in capsys.readouterr().out
 
 
-def test_a_field_of_training_arguments_is_told_from_one_of_trainer(model: str, tmp_path: Path) -> None:
+def test_a_field_of_training_arguments_differs_from_one_of_trainer(model: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"max_steps is a field of TrainingArguments.*arguments="):
         preset("lean", model=model).trainer(str(tmp_path), max_steps=3)
 

@@ -53,9 +53,7 @@ def baseline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[flo
     return losses(Trainer(GPT2LMHeadModel.from_pretrained(folder), arguments, train_dataset=samples()))
 
 
-def test_what_the_user_replaced_needs_no_package(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_setting_needs_no_package(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
     setup = preset("8bit", model=str(folder), arguments=CPU, **GPU)
     with pytest.raises(MissingPackageError, match=r"'8bit' needs bitsandbytes \(for adamw-8bit\)"):
@@ -129,7 +127,7 @@ def test_with_a_model_and_a_trainer_of_one_s_own(folder: Path, tmp_path: Path, b
     assert type(mine.transformer.h[0].mlp.act) is before
 
 
-def test_the_lines_that_are_told_do_what_the_setup_does(folder: Path) -> None:
+def test_the_printed_lines_do_what_the_setup_does(folder: Path) -> None:
     """The Python code for settings that a file cannot contain works."""
     setup = preset("lean+lora", model=str(folder), arguments=CPU, **GPU)
     namespace: dict[str, Any] = {}
@@ -265,7 +263,7 @@ def test_a_hint_refuses_nothing_and_is_noted() -> None:
         preset("resident", model="gpt2", gpu_memory="16GB", arguments=own | {"use_cache": True})
 
 
-def test_notes_are_told_where_they_help() -> None:
+def test_notes_are_printed_where_they_help() -> None:
     """Advice about a technique stands in a setup whose user chose it, and on the machine that it is for."""
 
     def message(name: str, part: str, **given: Any) -> bool:
@@ -280,7 +278,7 @@ def test_notes_are_told_where_they_help() -> None:
         assert not message("8bit+sdpa-attention", "flash kernel", gpu_memory=None)
 
 
-def test_what_offload_keeps_in_ram_leaves_the_process_out() -> None:
+def test_offloaded_bytes_do_not_include_the_process() -> None:
     made = preset("offload", model="gpt2-xl", gpus=2, **GPU)
     (note,) = [note for note in made.notes if note.startswith("ZeRO-Offload keeps")]
     rows = [row for row in made.ledger.rows if row.place in ("host", "pinned")]

@@ -60,7 +60,7 @@ def test_three_traces_find_it(choices: tuple[int, ...], held: float, grows: floa
     assert all(str(size) in largest.why for size in asked), "what was traced is said"
 
 
-def test_what_does_not_fit_is_not_called_fitting() -> None:
+def test_a_prediction_that_does_not_fit_is_not_called_fitting() -> None:
     largest = find_largest(BATCHES, 1, made_of(30, 1, 0), MACHINE)
     assert largest.size == 1 and "does not fit" in largest.why
 
@@ -71,7 +71,7 @@ def test_a_length_that_is_too_long_is_lowered() -> None:
     assert 0.75 * 700 < largest.size < 1024 and largest.prediction is not None and fits(largest.prediction, MACHINE)
 
 
-def test_what_cannot_be_traced_stays_small_and_says_why() -> None:
+def test_an_untraceable_size_stays_small_with_the_reason() -> None:
     def fails(size: int) -> Prediction:
         raise InputError("a trace needs bitsandbytes")
 

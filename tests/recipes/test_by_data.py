@@ -184,7 +184,7 @@ def cut_of(smaller: dict[str, Any]) -> int:
 
 
 @pytest.mark.exhaustive
-def test_what_people_are_told(
+def test_messages_to_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Would notice: `auto` that uses the typical batch, or by a bound that no row of the data reaches; a data set of

@@ -166,9 +166,7 @@ def test_a_template_that_nobody_knows_is_refused_in_one_line() -> None:
         training_template(_word_tokenizer(None))
 
 
-def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
-    recipe_file: Path, machine: Machine, tmp_path: Path
-) -> None:
+def test_further_fields_of_sfttrainer_can_be_set(recipe_file: Path, machine: Machine, tmp_path: Path) -> None:
     recipe = read_recipe(recipe_file)
     chosen = read_pairs(["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments)
     assert chosen == {"packing": False, "assistant_only_loss": False}
@@ -232,7 +230,7 @@ def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer:
         (CHATML, 3, "no answer of the assistant begins within 3 tokens"),
     ],
 )
-def test_what_cannot_be_trained_on_is_told_in_one_line(
+def test_unusable_data_is_refused_in_one_line(
     recipe_file: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, length: int,
     message: str,
 ) -> None:  # fmt: skip

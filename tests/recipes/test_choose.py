@@ -110,7 +110,7 @@ def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recip
         choose(chooses, with_gpu_of(machine, 5 * GIB), Request(), use_hub=False, judge=judge)
 
 
-def test_what_cannot_fit_is_not_traced_and_says_so(chooses: Recipe, machine: Machine) -> None:
+def test_a_size_that_cannot_fit_is_not_traced_and_noted(chooses: Recipe, machine: Machine) -> None:
     """With `auto` nothing of it is; a variant that was asked for is traced with the last of its kinds."""
     tiny, judge = with_gpu_of(machine, GIB // 16), Judging()
     with pytest.raises(DoesNotFitError, match=r"resident needs at least .* by formula, \d+% above .*: not traced"):
@@ -122,7 +122,7 @@ def test_what_cannot_fit_is_not_traced_and_says_so(chooses: Recipe, machine: Mac
     assert result is not None and named.problems
 
 
-def test_what_the_machine_lacks_beside_the_gpu_needs_no_trace(chooses: Recipe, machine: Machine) -> None:
+def test_shortages_other_than_the_gpu_s_need_no_trace(chooses: Recipe, machine: Machine) -> None:
     judge = Judging()
     with pytest.raises(DoesNotFitError, match="of RAM by formula"):
         choose(chooses, machine.with_ram(2 * GIB), Request(), use_hub=False, judge=judge)
@@ -168,7 +168,7 @@ def test_a_variant_that_the_gpu_refuses_gives_way(chooses: Recipe, machine: Mach
     assert result is None and "stops in its first step" in by_name.problems
 
 
-def test_what_nobody_can_predict_is_not_said_to_fit(chooses: Recipe, machine: Machine) -> None:
+def test_an_unpredictable_setup_is_not_reported_to_fit(chooses: Recipe, machine: Machine) -> None:
     """A variant that is predicted to fit comes before one of which nothing is known, and that before none at all."""
 
     def judge(setup: Setup) -> Prediction:

@@ -30,7 +30,7 @@ def on_t4(machine: Machine) -> Setup:
     return setup.put("model.architecture", small, "small")
 
 
-def test_what_is_trained_is_fp32(on_t4: Setup, tmp_path: Path) -> None:
+def test_trained_parameters_are_fp32(on_t4: Setup, tmp_path: Path) -> None:
     setup = on_t4.put("arguments.use_cpu", True, "here")
     assert setup["model.dtype"] == "float16" and setup["arguments.fp16"]
     model = build.build_model(setup, lambda line: None, values={"num_labels": 3})

@@ -29,7 +29,7 @@ def test_the_recipe_s_own_gpu_holds_it(recipe: Recipe, machine: Machine) -> None
     assert stored_prediction(recipe, resolved_for(recipe, machine, "80GB")).verdict == "fits"
 
 
-def test_what_was_changed_is_not_predicted_beforehand(recipe: Recipe, machine: Machine) -> None:
+def test_a_changed_training_has_no_stored_prediction(recipe: Recipe, machine: Machine) -> None:
     """Would notice: a prediction of AdamW in 8 bits for SGD, or of another length."""
     for asked in ({"arguments": {"weight_decay": 0.1}}, {"sequence_length": 512}):
         setup = resolved_for(recipe, machine, "80GB", **asked)
@@ -37,7 +37,7 @@ def test_what_was_changed_is_not_predicted_beforehand(recipe: Recipe, machine: M
             stored_prediction(recipe, setup)
 
 
-def test_a_smaller_gpu_is_told_what_to_take_instead(
+def test_a_smaller_gpu_gets_an_alternative(
     recipe: Recipe, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, judge = resolved_for(recipe, machine, "12GB"), stored_or(None, recipe)

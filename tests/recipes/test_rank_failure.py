@@ -73,7 +73,7 @@ def test_only_a_lost_connection_is_left(fail: Fail, tmp_path: Path) -> None:
     )
 
 
-def test_what_a_signal_leaves_is_no_failure(fail: Fail) -> None:
+def test_a_process_stopped_by_a_signal_is_no_failure(fail: Fail) -> None:
     stopped = {0: fail(0, 1), 1: fail(1, -signal.SIGTERM), 2: fail(2, 1, LOST)}
     assert all_stopped(stopped)
     assert not all_stopped({**stopped, 3: fail(3, -signal.SIGKILL)})

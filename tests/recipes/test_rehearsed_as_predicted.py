@@ -55,7 +55,7 @@ def test_predicting_a_recipe_takes_the_same_choice() -> None:
     assert "activation-checkpointing" in setup.techniques and "predicted: " in setup.why
 
 
-def test_another_length_is_rehearsed_at_once_and_said_not_to_be_predicted() -> None:
+def test_another_length_is_rehearsed_at_once_without_a_prediction() -> None:
     """Would notice: a rehearsal that traces its target first, or calls it fitting."""
     job = rehearsed("bert-large-on-8gb", gpu="8GB", ram="32GB", sequence_length=128)
     assert job.target is not None and job.target_prediction is None

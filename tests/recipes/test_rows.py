@@ -79,7 +79,7 @@ def test_tables_of_every_kind(tmp_path: Path, ending: str) -> None:
     assert list(read(PAIRS, path)) == rows
 
 
-def test_a_folder_the_recipe_s_columns_and_the_usual_ones(tmp_path: Path) -> None:
+def test_a_folder_the_recipe_s_columns_and_the_default_ones(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl"):
         write(tmp_path / name, lines(pair(name)))
     assert read(PAIRS, tmp_path)["source"][:] == ["a.jsonl", "b.jsonl"]
@@ -123,7 +123,7 @@ def test_spoilt_tables_and_texts(tmp_path: Path, what: str) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [name], "nothing is written beside the data"
 
 
-def test_a_file_that_was_mended_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_corrected_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines(pair(), {"source": "one"}))
     refusal(PAIRS, path)
     assert list(read(PAIRS, write(path, lines(pair(), pair("two"))))) == [pair(), pair("two")]
@@ -149,7 +149,7 @@ def test_documents(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_neither_here_nor_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_neither_local_nor_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "pears.jsonl", lines(pair()))
     assert refusal(PAIRS, "paers.jsonl").startswith("paers.jsonl: no such file or folder; did you mean 'pears.jsonl'")
@@ -293,7 +293,7 @@ def test_forms_that_are_none_or_several(tmp_path: Path) -> None:
     assert "has columns of several forms: messages and prompt" in refusal(CHAT, path)
 
 
-def test_what_is_made_up_is_chat_too() -> None:
+def test_made_up_examples_are_chats_too() -> None:
     rows = made_up_conversations()
     assert len(rows) > 300
     assert all(conversation({"messages": messages}) == messages for messages in rows)
@@ -347,7 +347,7 @@ def test_a_folder_for_each_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held_out", ["validation", "val", "test", ""])
-def test_a_part_of_its_own_is_held_out(tmp_path: Path, held_out: str) -> None:
+def test_a_separate_part_is_held_out(tmp_path: Path, held_out: str) -> None:
     laid(tmp_path / "train", PHOTOS)
     laid(tmp_path / held_out, {"dog/9.png": picture} if held_out else {})
     rows, first = images_of(tmp_path)

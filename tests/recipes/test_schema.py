@@ -62,7 +62,7 @@ def test_the_ram_in_the_largest_recipe_s_header_is_that_of_its_predictions() -> 
     assert stated == [round(each) for each in (*ram, predictions["infinity"]["disk_gib"])]
 
 
-def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(recipe: Recipe, tmp_path: Path) -> None:
     text = recipe.path.read_text()
     for right, wrong in {
         "summary:": "sumary:",

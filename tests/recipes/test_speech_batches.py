@@ -46,7 +46,7 @@ def test_any_rate_and_channels(tmp_path: Path, rate: int, channels: int) -> None
     assert np.abs(result - tone(1.0))[400:-400].max() < 2e-3
 
 
-def test_what_is_no_sound_says_so() -> None:
+def test_a_file_without_sound_is_refused() -> None:
     with pytest.raises(SoundError, match="soundfile"):
         read_sound(b"fLaC" + bytes(100), 16_000)
     with pytest.raises(SoundError, match="a WAV file of format 85, 16 bits"):
@@ -94,7 +94,7 @@ class TestResampling:
         assert len(result) == 16_000
         assert np.abs(result - tone(1.0))[400:-400].max() < 2e-3
 
-    def test_what_is_too_high_for_the_new_rate_is_gone(self) -> None:
+    def test_frequencies_above_the_new_rate_are_removed(self) -> None:
         result = resample(tone(1.0, 44_100, 12_000).astype(np.float32), 44_100, 16_000)
         assert np.abs(result)[400:-400].max() < 2e-3
 

@@ -77,7 +77,7 @@ def test_a_script_ends_as_it_ends_without_memkit(start: Start, scripts: Path, ho
         assert python.code == -getattr(signal, how)
 
 
-def test_what_python_says_of_a_script_that_it_cannot_read(start: Start, scripts: Path) -> None:
+def test_python_s_error_for_an_unreadable_script(start: Start, scripts: Path) -> None:
     """Finds: memkit's frames above a syntax error."""
     python, memkit = both(start, "wrong_syntax.py")
     assert memkit == python and memkit.code == 1
@@ -120,7 +120,7 @@ def test_wrong_input_is_one_line(
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "a_package.missing", "no_such.module", "..a_package"])
-def test_a_module_that_is_not_there_is_one_line(start: Start, scripts: Path, module: str) -> None:
+def test_a_missing_module_is_one_line(start: Start, scripts: Path, module: str) -> None:
     """Finds: a traceback of importlib's for a misspelt name."""
     memkit = start(*MEMKIT, "-m", module).ended()
     assert memkit.code == 2 and not memkit.out and memkit.err.count("\n") == 1

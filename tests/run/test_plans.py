@@ -158,7 +158,7 @@ PREDICTION = {"peak_allocated_gib": 1.5, "peak_reserved_gib": [1.6, 1.7], "phase
 
 
 @pytest.mark.slow
-def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path: Path) -> None:
+def test_a_script_that_sets_its_arguments_by_hand_gets_a_message(start: Start, tmp_path: Path) -> None:
     """Finds: a plan that is silently not in force, another batch or number of GPUs, a variable set too late, a
     prediction that no report shows."""
     (tmp_path / "by_hand.py").write_text(BY_HAND)

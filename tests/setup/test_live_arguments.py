@@ -98,7 +98,7 @@ def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
     forked(check)
 
 
-def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
+def test_later_values_of_the_script_stay(tmp_path: Path) -> None:
     """Finds: a script's line that is undone, a field changed though the class refused, the device of the process
     dropped, which a Trainer has."""
 

@@ -170,7 +170,7 @@ class OwnOptimizer(Trainer):
         return super().create_optimizer(*args, **kwargs)
 
 
-def test_what_a_script_sets_by_hand_is_said() -> None:
+def test_values_that_a_script_sets_by_hand_are_reported() -> None:
     """Finds: a setting without effect that is not reported."""
 
     def check() -> None:

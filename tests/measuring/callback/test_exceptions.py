@@ -221,7 +221,7 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
         (KeyError("out of memory"), False),
     ],
 )  # fmt: skip
-def test_what_is_out_of_memory(error: BaseException, expected: bool) -> None:
+def test_errors_that_are_out_of_memory(error: BaseException, expected: bool) -> None:
     assert (out_of_memory(error) is not None) is expected
     try:
         try:

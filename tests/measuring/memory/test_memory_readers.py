@@ -22,7 +22,7 @@ def test_the_readers_of_this_machine() -> None:
     assert result[0].peak() == {} and result[0].capacity() == {}
 
 
-def test_what_is_no_number_is_absent(allocator: Any) -> None:
+def test_values_that_are_no_numbers_are_omitted(allocator: Any) -> None:
     allocator.read = lambda: {"allocated_gib": math.nan, "reserved_gib": None, "alloc_retries": 0}
     assert ReaderGroup([allocator]).read() == {"alloc_retries": 0}
 
