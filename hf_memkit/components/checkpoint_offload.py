@@ -4,7 +4,7 @@ On a CUDA GPU Trainer does this itself (`activation_checkpointing_kwargs={"offlo
 later), with pinned memory, which PyTorch refuses on a machine without an accelerator. Here pinning is optional, so
 that a rehearsal on a CPU runs the same code.
 
-This file needs torch and transformers only, so that it can lie beside a script.
+Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
