@@ -183,7 +183,7 @@ def find_largest(choices: Sequence[int], start: int, trace: Callable[[int], Pred
 
 def fits(found: Prediction, machine: Machine) -> bool:
     """Whether the GPU has room; RAM and disk do not depend on the batch."""
-    return found.judged(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
+    return found.with_verdict(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
 
 
 def _next(choices: Sequence[int], seen: Mapping[int, Prediction], machine: Machine) -> int | None:

@@ -15,7 +15,7 @@ from hf_memkit.catalog.hardware import Machine, described_gpu, described_machine
 from hf_memkit.catalog.library_versions import GENERATION_FIELDS
 from hf_memkit.catalog.models import refuse_absent, why_no_hub
 from hf_memkit.common.errors import InputError
-from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, refuse_precision, with_class
+from hf_memkit.prediction.defaults import ModelDescription, default_setup, describe_model, refuse_precision, with_class
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.for_model import resolve_preset
 from hf_memkit.presets.preset_setup import mistakes_of
@@ -58,7 +58,7 @@ def resolve_training(request: Request) -> Setup:
     # After the rest: looking for this machine's GPU can take importing torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     shared_worker().start()  # while the model is looked at here, it loads its libraries
-    model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
+    model = describe_model(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
     if request.preset:
         if model.own_code:
@@ -107,7 +107,9 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]) -> Setup:
+def _defaults(
+    request: Request, model: ModelDescription, fields: dict[str, Any], machine: Machine, notes: list[str]
+) -> Setup:
     """Trainer's defaults with the user's own; the mistakes that the rules know in them are noted, for Trainer would
     train all the same."""
     job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)

@@ -78,17 +78,17 @@ class ByData:
         found = self._batches_of(setup)
         if found is None:
             return predict(setup)
-        usual = found.usual
-        made = predict(_with(setup, found.worst), usual=_with(setup, usual) if usual is not None else None)
-        return made.with_notes(*self._notes, f"predicted: {found.said}")
+        usual = found.typical
+        made = predict(_with(setup, found.worst), typical=_with(setup, usual) if usual is not None else None)
+        return made.with_notes(*self._notes, f"predicted: {found.description}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
         """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all
         batches are about as large."""
         found = self._batches_of(setup)
-        if found is None or found.usual is None or found.shapes is None:
+        if found is None or found.typical is None or found.shapes is None:
             return None
-        usual = _with(setup, found.usual)
+        usual = _with(setup, found.typical)
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
             if found.half is not None and found.rows == setup.micro_batch_size:
@@ -97,7 +97,7 @@ class ByData:
             if found.cut is not None:
                 cut = _with(setup, found.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
-        needs = {change: predict(each, usual=usual) for change, each in smaller.items()}
+        needs = {change: predict(each, typical=usual) for change, each in smaller.items()}
         less = {change: each for change, each in needs.items() if each.needs_less_than(worst)}
         return BatchNeeds(found.shapes, predict(usual), less)
 

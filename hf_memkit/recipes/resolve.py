@@ -215,7 +215,7 @@ def predict_recipe(
     setup, prediction = resolve(request, judge)
     prediction = prediction or judge(setup)
     batches = batches_of(judge, setup, prediction)
-    said = [batches.said(prediction)] if batches is not None else []
+    said = [batches.sentence(prediction)] if batches is not None else []
     return prediction.with_notes(*said, f"variant {setup.preset}: {setup.why}")
 
 

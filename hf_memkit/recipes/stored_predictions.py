@@ -117,7 +117,7 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
         earlier = found.get(each.variant)
         if each.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
             continue
-        found[each.variant] = Option(recipe, replace(each, prediction=each.prediction.judged(machine)))
+        found[each.variant] = Option(recipe, replace(each, prediction=each.prediction.with_verdict(machine)))
     return list(found.values())
 
 
@@ -157,7 +157,7 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
                 disk_bytes=setup.ledger.total_bytes("disk"),
                 warnings=(),
             )
-            return found.with_warnings(emulated_by_setup(setup)).judged(job.machine)
+            return found.with_warnings(emulated_by_setup(setup)).with_verdict(job.machine)
     name = setup.request.recipe if setup.request is not None else None
     raise InputError(f"memkit recipe {name or recipe.name} --variant {setup.preset} --dry-run predicts it")
 

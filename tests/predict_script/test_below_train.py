@@ -14,7 +14,7 @@ import huggingface_hub.constants
 import pytest
 
 from hf_memkit import predict_script
-from hf_memkit.prediction.child.script import leaves_nothing
+from hf_memkit.prediction.child.script import file_guards
 from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
@@ -159,7 +159,7 @@ def test_no_cache_is_where_the_script_works(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name, path in {"HF_HUB_CACHE": tmp_path.parent, "HF_ASSETS_CACHE": tmp_path / "assets"}.items():
         monkeypatch.setattr(huggingface_hub.constants, name, str(path))
-    caches = list(leaves_nothing._caches())
+    caches = list(file_guards._caches())
     assert str(tmp_path / "assets") in caches and str(tmp_path.parent) not in caches
 
 

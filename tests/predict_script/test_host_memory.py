@@ -115,10 +115,10 @@ def test_a_file_is_unmapped_when_its_last_tensor_is_gone() -> None:
             host.watch(each, None)
     for _ in range(2):
         host.watch(tensors[0], torch.ops.aten.add_.Tensor)
-    host.ended("load")
+    host.end_phase("load")
     del tensors[0], each
-    host.ended("data")
+    host.end_phase("data")
     del tensors[0]
-    host.ended("forward")
-    host.ended("backward")
-    assert host.most == {"load": 4000, "data": 4000, "forward": 4000, "backward": 0}
+    host.end_phase("forward")
+    host.end_phase("backward")
+    assert host.peaks == {"load": 4000, "data": 4000, "forward": 4000, "backward": 0}

@@ -45,7 +45,7 @@ def training(peak: int, phases: dict[Any, int]) -> Prediction:
         },
         peak_phase="backward", peak_operation="", peak_module="", confidence=Confidence("trace", "a test's"),
         source="a test's",
-    ).judged(MACHINE)  # fmt: skip
+    ).with_verdict(MACHINE)  # fmt: skip
 
 
 def test_a_share_that_does_not_sleep_adds_to_every_phase_and_one_that_sleeps_to_its_own() -> None:

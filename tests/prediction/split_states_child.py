@@ -47,7 +47,7 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
     def move_to(self, phase: Phase) -> None:
         gc.collect()  # an engine's cycles
-        self.tracer.ended(self.phase)
+        self.tracer.end_phase(self.phase)
         self.phase = phase
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

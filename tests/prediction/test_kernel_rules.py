@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hf_memkit.common.errors import NoKernel
 from hf_memkit.prediction.child.tracer.cuda_dtypes import REFUSED, TABLE, refuse_types
-from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES, learn_counts
+from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES, learn_use_counts
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 aten = torch.ops.aten
@@ -108,7 +108,7 @@ def described(result: Any) -> list[Any]:
 
 def backward(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
     """How many tensors a backward pass makes."""
-    learn_counts()
+    learn_use_counts()
     tracer = StorageTracer("cpu")
     with FakeTensorMode(), tracer:
         loss = function(torch.ones(8, 8, requires_grad=True).exp()).sum()

@@ -84,7 +84,7 @@ READ: Final = """
 import json, sys
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.script.read_launch import read_launch
-print("READ " + wire.written([read_launch(words) for words in json.load(sys.stdin)]))
+print("READ " + wire.dumps([read_launch(words) for words in json.load(sys.stdin)]))
 """
 
 

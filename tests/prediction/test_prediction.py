@@ -53,7 +53,7 @@ def names_in_the_design() -> set[str]:
 
 
 def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
-    judged = made(peak_module="lm_head<0>").judged(MACHINE)
+    judged = made(peak_module="lm_head<0>").with_verdict(MACHINE)
     shown, page = str(judged), judged._repr_html_()
     assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
     assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
@@ -61,7 +61,7 @@ def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
 
 
 def test_json_has_the_names_of_the_design() -> None:
-    told = made().judged(MACHINE).to_json()
+    told = made().with_verdict(MACHINE).to_json()
     named = names_in_the_design()
     assert named <= set(told)
     assert set(told) - named <= {"why", "source"}
@@ -74,7 +74,7 @@ def test_json_has_the_names_of_the_design() -> None:
 
 @pytest.mark.parametrize("card", [GPU, None])
 def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
-    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).judged(MACHINE.with_gpu(card))
+    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).with_verdict(MACHINE.with_gpu(card))
     assert Prediction.from_json(json.loads(json.dumps(prediction.to_json()))) == prediction
 
 
@@ -157,14 +157,14 @@ def test_ram_and_disk_count_too() -> None:
     ):
         short = verdict(12 * GIB, 11 * GIB, **more)
         assert short.verdict == "does not fit" and said in short.why and "on the GPU: the allocator" in short.why
-    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
+    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).with_verdict(MACHINE)
     assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
 
 
 def test_without_a_gpu_there_is_no_verdict() -> None:
-    prediction = made().judged(MACHINE.with_gpu(None))
+    prediction = made().with_verdict(MACHINE.with_gpu(None))
     assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu NAME" in prediction.why
-    assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
+    assert made(host_rss_bytes=65 * GIB).with_verdict(MACHINE.with_gpu(None)).verdict is None
 
 
 def test_a_confidence_says_what_it_rests_on() -> None:

@@ -35,7 +35,7 @@ FULL = replace(
     ),
     trace=Trace([1, -1], [512], [0], [0], [0], ["a"], ["b"], [(2, "forward")], WORK),
     steps=(TracedStep("worst", (0, 2), (0, 2)),),
-    unasked=(1, 2),
+    optional=(1, 2),
     batches=BatchShapes("8 × 8 tokens", "8 × 4 tokens", "8 × 7 tokens", True),
     engine=Engine({"a": [1, {"b": None}]}, {}, ((5, True), (6, False)), (), 7),
     vllm=Vllm("colocate", 0.5, True, 8),
@@ -55,7 +55,7 @@ FULL = replace(
 )  # fmt: skip
 def test_what_is_written_is_read_again(value: object) -> None:
     """Would notice: a tuple that comes back as a list, a dataclass as a dictionary."""
-    assert wire.read(type(value), wire.written(value)) == value
+    assert wire.loads(type(value), wire.dumps(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_is_written_is_read_again(value: object) -> None:
 def test_another_form_is_refused(text: str) -> None:
     """Would notice: half a file, or one of an earlier memkit, taken for a training; an error that nobody expects."""
     with pytest.raises(ValueError):
-        wire.read(Outcome, text)
+        wire.loads(Outcome, text)
