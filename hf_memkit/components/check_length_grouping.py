@@ -2,8 +2,6 @@
 
 Trainer cannot group an IterableDataset, which has no length: it logs a warning and keeps the data set's order
 (transformers 5.23.0: trainer.py 1075-1086).
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

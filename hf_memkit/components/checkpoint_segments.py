@@ -8,8 +8,6 @@ A model's forward loops over its layers and passes different keyword arguments t
 segment. Hooks open torch's checkpoint before the first layer of a segment and close it after the last, as
 torch:torch/distributed/_composable/checkpoint_activation.py does; recomputing calls the same layers with the same
 arguments.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -68,10 +66,8 @@ _REPLICATE = "_replicate_for_data_parallel"
 
 
 def _no_replicas() -> Any:
-    """Replaces the method that nn.DataParallel copies a module with (torch:torch/nn/parallel/replicate.py).
-
-    The copies share their hooks and run at the same time: one would close a segment that another opened.
-    """
+    """Replaces the method that nn.DataParallel copies a module with (torch:torch/nn/parallel/replicate.py). The copies
+    share their hooks and run at the same time: one would close a segment that another opened."""
     raise RuntimeError(
         "segment-checkpointing does not work under nn.DataParallel, which Trainer uses if one process sees several "
         "GPUs. Start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one GPU"

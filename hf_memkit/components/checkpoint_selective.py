@@ -3,8 +3,6 @@
 The kept operations do most of the arithmetic; the recomputed ones (norms, activation functions, dropout, residual
 sums) do almost none. A `context_fn` in `activation_checkpointing_kwargs` would do the same, but TrainingArguments are
 saved as JSON, which cannot hold a function. So it is installed on the layers.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -62,11 +60,9 @@ def install(model: nn.Module) -> Callable[[], None]:
 
 
 class _Products:
-    """Keeps one layer's attention and all its matrix products except the last.
-
-    Backward does not need the output of the last product, and torch stops recomputing before it. The products of a
-    layer are counted during its first forward pass.
-    """
+    """Keeps one layer's attention and all its matrix products except the last. Backward does not need the output of
+    the last product, and torch stops recomputing before it. The products of a layer are counted during its first
+    forward pass."""
 
     def __init__(self) -> None:
         self._counted = 0

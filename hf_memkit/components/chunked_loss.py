@@ -4,8 +4,6 @@ The model's own forward runs unchanged. While it is called with labels, its outp
 placeholder that records its input instead of logits, and the model's `loss_function` computes the loss from it, chunk
 by chunk (`chunked_loss_sum.py`). Scaling and soft-capping of the logits (Gemma 2 and 3, Cohere, Granite, …) are
 recorded too and repeated for each chunk; any other operation on them is refused.
-
-Imports only torch, transformers, `chunked_loss_sum.py` and `chunked_loss_logits.py`: exports copy the three files.
 """
 
 from __future__ import annotations
@@ -245,10 +243,8 @@ def _forward(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _no_replicas() -> Any:
-    """Replaces the method that nn.DataParallel copies a module with (torch:torch/nn/parallel/replicate.py).
-
-    A copy shares the instance's `__dict__`, so it would run the original model's forward, on the original's GPU.
-    """
+    """Replaces the method that nn.DataParallel copies a module with (torch:torch/nn/parallel/replicate.py). A copy
+    shares the instance's `__dict__`, so it would run the original model's forward, on the original's GPU."""
     raise RuntimeError(
         "chunked_loss does not work under nn.DataParallel, which Trainer uses if one process sees several GPUs. Start "
         "one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one GPU"
@@ -272,11 +268,9 @@ _EAGER_HEAD = _disable(_head_forward)
 
 
 def _signed(own: inspect.Signature) -> Callable[..., Any]:
-    """A function that calls `_forward` and has the model's signature, from which Trainer reads the model's inputs.
-
-    It has no `__wrapped__`, because accelerate unwraps such functions and binds the inner one to the model
-    (accelerate:utils/other.py, extract_model_from_parallel).
-    """
+    """A function that calls `_forward` and has the model's signature, from which Trainer reads the model's inputs. It
+    has no `__wrapped__`, because accelerate unwraps such functions and binds the inner one to the model
+    (accelerate:utils/other.py, extract_model_from_parallel)."""
 
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
         return _EAGER_FORWARD(model, *args, **kwargs)

@@ -1,7 +1,4 @@
-"""Placeholders for logits that record how to compute them (used by `chunked_loss.py`).
-
-Imports only torch, because exports copy this file next to a script.
-"""
+"""Placeholders for logits that record how to compute them (used by `chunked_loss.py`)."""
 
 from __future__ import annotations
 

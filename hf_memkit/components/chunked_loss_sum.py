@@ -6,8 +6,6 @@ A chunk is computed by
   loss, three digits of a sum over thousands of tokens (torch:torch/nn/modules/linear_cross_entropy.py, `output`);
 - otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
   an output embedding that is quantised, has an adapter, or is gathered by DeepSpeed.
-
-Imports only torch and `chunked_loss_logits.py`.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ _MOST_TOKENS = 1024
 
 
 def chunk_tokens_for(vocabulary: int) -> int:
-    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
-
-    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
-    """
+    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB. Larger chunks
+    make no matrix product faster; smaller ones add to the gradient of the output embedding more often."""
     fitting = max(1, _CHUNK_BYTES // (4 * vocabulary))
     return int(min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1)))
 

@@ -2,8 +2,6 @@
 
 Trainer keeps the result of `preprocess_logits_for_metrics` (transformers 5.23.0: trainer.py, `evaluation_loop`): 8
 bytes an example here, for any number of classes. It is computed on the GPU, before anything is gathered.
-
-Imports only numpy, torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -17,20 +15,16 @@ from transformers import EvalPrediction
 
 
 def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
-    """The class with the largest logit of each example: int64, (examples,).
-
-    The hidden states that encoder-decoder models return as well are dropped.
-    """
+    """The class with the largest logit of each example: int64, (examples,). The hidden states that encoder-decoder
+    models return as well are dropped."""
     scores: Any = logits[0] if isinstance(logits, tuple) else logits
     best: Tensor = scores.argmax(dim=-1)
     return best
 
 
 def last_of_each(classes: Sequence[str], share: float) -> list[int]:
-    """Indices of the examples to hold out: the last `share` of each class, at least one per class.
-
-    They are shuffled, so that the first N have all classes in about the same proportions.
-    """
+    """Indices of the examples to hold out: the last `share` of each class, at least one per class. They are shuffled,
+    so that the first N have all classes in about the same proportions."""
     by_class: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         by_class.setdefault(name, []).append(number)
@@ -41,11 +35,9 @@ def last_of_each(classes: Sequence[str], share: float) -> list[int]:
 
 
 def accuracy_and_f1(prediction: EvalPrediction) -> dict[str, float]:
-    """`accuracy`: the share of correct predictions. `macro_f1`: the mean of the classes' F1 scores.
-
-    F1 of a class is 2 × correct / (predicted + actual). As in scikit-learn (`f1_score(average="macro")`) every class
-    that is predicted or occurs counts, with 0 if no prediction of it is correct.
-    """
+    """`accuracy`: the share of correct predictions. `macro_f1`: the mean of the classes' F1 scores. F1 of a class is 2
+    × correct / (predicted + actual). As in scikit-learn (`f1_score(average="macro")`) every class that is predicted or
+    occurs counts, with 0 if no prediction of it is correct."""
     predicted, actual = np.asarray(prediction.predictions).ravel(), np.asarray(prediction.label_ids).ravel()
     if not len(actual):
         return {}

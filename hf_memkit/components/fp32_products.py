@@ -4,8 +4,6 @@ On such CPUs torch multiplies bf16 matrices element by element on one core, many
 aten/src/ATen/native/cpu/BlasKernel.cpp, `gemm_notrans_`). Here both factors are widened, the product is computed in
 fp32, and the result is rounded to bf16 once. A bf16 instruction does the same, because it sums in fp32. Weights,
 gradients, activations and states keep their dtype, so no technique changes.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 GPT-2's `gelu_new` is written as a product of powers and a tanh, and autograd keeps five tensors as large as the
 feed-forward layer for it; torch's own GELU keeps only its input and recomputes the rest in backward. The formula is
 the same, the rounding differs.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

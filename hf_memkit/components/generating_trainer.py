@@ -2,8 +2,6 @@
 
 The constructor of Seq2SeqTrainer lacks it (transformers 5.23.0: trainer_seq2seq.py, `__init__`), so it supports only
 the optimizers that `optim` names.
-
-Imports only transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

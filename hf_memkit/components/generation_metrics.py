@@ -2,8 +2,6 @@
 
 For an encoder-decoder model in Seq2SeqTrainer with `predict_with_generate`, which keeps the generated token ids of a
 batch and no logits (transformers 5.23.0: trainer_seq2seq.py, prediction_step).
-
-Imports only numpy and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

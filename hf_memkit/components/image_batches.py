@@ -3,8 +3,6 @@
 The data set stays as small as its list of files, and the data loader's workers open, crop and scale images while the
 GPU computes. For training, a random part of an image is cropped, scaled to the model's size and mirrored with a
 probability of one half; for evaluation, the image processor prepares the whole image.
-
-Imports only numpy, pillow, torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -24,11 +22,9 @@ _TRIES = 10
 
 
 class ImageBatches:
-    """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`.
-
-    A row has `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and
-    `augment`: whether to crop a random part of the image.
-    """
+    """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`. A row has
+    `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and `augment`:
+    whether to crop a random part of the image."""
 
     def __init__(self, image_processor: Any, *, smallest_crop: float = 0.25, dtype: torch.dtype | None = None) -> None:
         """
@@ -82,11 +78,9 @@ def target_size(image_processor: Any) -> tuple[int, int]:
 
 
 def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> Image.Image:
-    """A random part of the image, scaled to `size` (height, width) and mirrored with a probability of one half.
-
-    Its share of the area is drawn from `smallest` to 1 and its aspect ratio from 3/4 to 4/3 (logarithmic), as in
-    torchvision's RandomResizedCrop (Szegedy et al. 2015, arXiv:1409.4842).
-    """
+    """A random part of the image, scaled to `size` (height, width) and mirrored with a probability of one half. Its
+    share of the area is drawn from `smallest` to 1 and its aspect ratio from 3/4 to 4/3 (logarithmic), as in
+    torchvision's RandomResizedCrop (Szegedy et al. 2015, arXiv:1409.4842)."""
     width, height = image.size
     for _ in range(_TRIES):
         area = width * height * _uniform(smallest, 1.0)
@@ -128,10 +122,8 @@ def each_label_split(labels: Sequence[int], share: float) -> tuple[list[int], li
 
 
 class Accuracy:
-    """`compute_metrics` for `batch_eval_metrics`: the share of images whose label is the most likely one.
-
-    With `most_likely` as `preprocess_logits_for_metrics`, two numbers are kept and no logits.
-    """
+    """`compute_metrics` for `batch_eval_metrics`: the share of images whose label is the most likely one. With
+    `most_likely` as `preprocess_logits_for_metrics`, two numbers are kept and no logits."""
 
     def __init__(self) -> None:
         self._right = self._all = 0

@@ -17,11 +17,9 @@ from torchao import optim
 
 
 class _Fp32States:
-    """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume.
-
-    `compiled=False` runs the step without torch.compile: the same arithmetic with more
-    temporaries, for machines where compiling takes longer than the run.
-    """
+    """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume. `compiled=False` runs the
+    step without torch.compile: the same arithmetic with more temporaries, for machines where compiling takes longer
+    than the run."""
 
     state: dict[Any, dict[str, Any]]
     param_groups: list[dict[str, Any]]

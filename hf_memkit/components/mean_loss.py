@@ -5,8 +5,6 @@ whole step, and does not divide by the number of micro-batches (transformers 5.2
 Whisper accepts any keyword but computes the mean of its micro-batch (modeling_whisper.py,
 `WhisperForConditionalGeneration.forward`): with gradient accumulation over N micro-batches its gradients and its
 logged loss would be N times too large.
-
-Imports only torch, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Sequences in one row must not see each other. transformers builds the mask for t
 0, but only for models that pass them on, without an attention mask and without a cache (transformers 5.23.0:
 masking_utils.py 873-883). Other models silently read the row as one text. So the model is tested first: a change of
 the first sequence of a row must not change the logits of the second.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -64,12 +62,9 @@ def trainer_options(
 
 
 def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether sequences in one row affect each other although their position ids restart.
-
-    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model does
-    not change. NaN logits count as a leak, because they cannot be compared. `autocast`: the dtype to compute in.
-    Default: that of the weights.
-    """
+    """Whether sequences in one row affect each other although their position ids restart. Runs two forward passes over
+    11 tokens, without gradients, in evaluation mode and without a cache. The model does not change. NaN logits count
+    as a leak, because they cannot be compared. `autocast`: the dtype to compute in. Default: that of the weights."""
     device = next(model.parameters()).device
     first, second = torch.arange(1, 7), torch.arange(2, 7)  # any tokens that every vocabulary has
     rows = (torch.cat([first, second]), torch.cat([first.flip(0), second]))

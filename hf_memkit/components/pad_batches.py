@@ -9,8 +9,6 @@ left would shift the positions of models that count them from the first column, 
 In causal models the first label of a sample is ignored: nothing predicts it, but Trainer counts it if it does not
 recognise the loss (transformers 5.23.0: trainer.py 2316-2328, `_loss_shifts_labels`; GPT-2's class has no loss type),
 and would divide the summed loss by one label per sample too many.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -33,8 +31,9 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     """`data_collator`: pads to the batch's longest sample, rounded up to `multiple` tokens.
 
     Args:
-        model: inputs that it does not accept are omitted; a causal language model gets labels if the samples have
-        none. processing_class: the tokenizer, for its padding token. Default: token 0. arguments: not used.
+        model: inputs that it does not accept are omitted; a causal language model gets labels if there are none.
+        processing_class: the tokenizer, for its padding token. Default: token 0.
+        arguments: not used.
         multiple: at least 1.
 
     Raises:

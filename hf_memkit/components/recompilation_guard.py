@@ -3,8 +3,6 @@
 torch recompiles a function when its inputs change, for example the number of tokens. After
 `torch._dynamo.config.recompile_limit` times it gives up and runs that function uncompiled from then on, with one line
 in the log (torch 2.13.0: _dynamo/convert_frame.py 1986-2038): in the middle of a run, its saving is lost.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The data set stays as small as its list of files; the data loader's workers decode, resample and compute spectrograms
 while the GPU computes.
-
-Imports only numpy, torch, transformers and `speech_batches_sound.py`: exports copy both files.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ _IGNORED = -100
 
 
 class SpeechBatches:
-    """Collator: a list of rows → `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`.
-
-    A row has `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`.
-    """
+    """Collator: a list of rows → `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`. A row has
+    `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`."""
 
     def __init__(self, processor: Any, *, dtype: torch.dtype | None = None) -> None:
         """
@@ -50,20 +46,16 @@ class SpeechBatches:
 
 
 def label_tokens(tokenizer: Any, text: str) -> list[int]:
-    """The label tokens of a text: language and task if the tokenizer has them, words, end.
-
-    The token that the decoder starts from is left out, because the model adds it.
-    """
+    """The label tokens of a text: language and task if the tokenizer has them, words, end. The token that the decoder
+    starts from is left out, because the model adds it."""
     tokens: list[int] = tokenizer(text.strip())["input_ids"]
     return tokens[1:]
 
 
 class WordErrors:
-    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, summed over batches.
-
-    Words are compared without their case and punctuation, as Whisper's tokenizer normalises them. Two numbers are
-    kept for an evaluation set of any size.
-    """
+    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, summed over batches. Words
+    are compared without their case and punctuation, as Whisper's tokenizer normalises them. Two numbers are kept for
+    an evaluation set of any size."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -90,16 +82,14 @@ class WordErrors:
         return [self._tokenizer.basic_normalize(text) for text in texts]
 
 
-def word_errors(reference: Sequence[str], found: Sequence[str]) -> int:
-    """The fewest insertions, deletions and substitutions of words that turn `found` into `reference`.
-
-    This is their Levenshtein distance (1966). Divided by the words of the reference it is the word error rate, which
-    can exceed 1.
-    """
-    row = np.arange(len(found) + 1)
-    steps = np.arange(len(found) + 1)
+def word_errors(reference: Sequence[str], words: Sequence[str]) -> int:
+    """The fewest insertions, deletions and substitutions of words that turn `words` into `reference`. This is their
+    Levenshtein distance (1966). Divided by the words of the reference it is the word error rate, which can exceed
+    1."""
+    row = np.arange(len(words) + 1)
+    steps = np.arange(len(words) + 1)
     for number, word in enumerate(reference, 1):
-        changed = row[:-1] + np.array([word != other for other in found], dtype=int)
+        changed = row[:-1] + np.array([word != other for other in words], dtype=int)
         best = np.minimum(row + 1, np.concatenate(([number], changed)))
         row = np.minimum.accumulate(best - steps) + steps  # consecutive insertions
     return int(row[-1])

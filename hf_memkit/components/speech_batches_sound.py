@@ -3,8 +3,6 @@
 WAV is read by this module, because Python's `wave` refuses formats that many programs write: floats in all its
 versions, and the "extensible" header of 24-bit files before 3.12. Other formats (FLAC, MP3, OGG …) are read by
 soundfile.
-
-Imports only numpy, and soundfile for formats other than WAV, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 transformers' Adafactor computes its step in fp32 and copies the result into the bf16 weight, rounded to nearest
 (transformers 5.23.0: optimization.py, Adafactor.step): an update below 1/256 of a weight is lost every time.
 Stochastic rounding goes up or down with the probability that makes the mean correct.
-
-Imports only torch, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -99,10 +97,8 @@ class Adafactor(Optimizer):
 
 
 def round_stochastically(values: Tensor) -> Tensor:
-    """Casts `values` from fp32 to bf16; each rounds up with the probability of its distance from the number below.
-
-    A random number below 2**16 is added to the 16 bits that are cut off.
-    """
+    """Casts `values` from fp32 to bf16; each rounds up with the probability of its distance from the number below. A
+    random number below 2**16 is added to the 16 bits that are cut off."""
     bits = values.view(torch.int32)
     bits = bits + torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=bits.device)
     # Infinities and NaN stay unchanged; the sum would change them.

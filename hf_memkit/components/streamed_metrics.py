@@ -3,8 +3,6 @@
 With a metric, Trainer keeps all logits of an evaluation set: samples × tokens × vocabulary numbers. With
 `batch_eval_metrics` it passes one batch at a time and keeps none; `preprocess_logits_for_metrics` reduces a row of
 logits to a token id before anything is gathered or moved.
-
-Imports only numpy, torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations
@@ -44,10 +42,8 @@ def most_likely(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
 
 
 class TokenAccuracy:
-    """`compute_metrics` for `batch_eval_metrics`: the share of labels that are predicted correctly.
-
-    Two numbers are kept for an evaluation set of any size.
-    """
+    """`compute_metrics` for `batch_eval_metrics`: the share of labels that are predicted correctly. Two numbers are
+    kept for an evaluation set of any size."""
 
     def __init__(self, *, shift: bool) -> None:
         """`shift`: predictions at position i belong to label i + 1, as in causal language models."""
@@ -70,11 +66,9 @@ class TokenAccuracy:
 
 
 def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
-    """Adapts a `compute_metrics` that needs all predictions at once to `batch_eval_metrics`.
-
-    Predictions (token ids: give Trainer `most_likely` as `preprocess_logits_for_metrics`) and labels are kept in RAM
-    as int32, 8 bytes a token, padded with -100 to the longest batch, and `metric` is called once, at the end.
-    """
+    """Adapts a `compute_metrics` that needs all predictions at once to `batch_eval_metrics`. Predictions (token ids:
+    give Trainer `most_likely` as `preprocess_logits_for_metrics`) and labels are kept in RAM as int32, 8 bytes a
+    token, padded with -100 to the longest batch, and `metric` is called once, at the end."""
     kept: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def compute_metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, Any]:

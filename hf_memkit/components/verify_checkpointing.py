@@ -2,8 +2,6 @@
 
 The flag alone proves nothing: a wrapper of the model may drop it, the model may be in evaluation mode, or the argument
 was set too late. Training then silently needs several times the memory.
-
-Imports only torch and transformers, because exports copy this file next to a script.
 """
 
 from __future__ import annotations

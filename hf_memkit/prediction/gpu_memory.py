@@ -68,9 +68,7 @@ def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
 
 def flash_varlen_backward_bytes(query: Shape, key: Shape, sequences: int, element_bytes: int) -> int:
     """As `flash_backward_bytes`, for (tokens, heads, head size): concatenated sequences, each starting at a new block.
-
-    Source: as there, `mha_varlen_bwd`; the flash-attn package 2.8.3 needs the same.
-    """
+    Source: as there, `mha_varlen_bwd`; the flash-attn package 2.8.3 needs the same."""
     tokens, heads, size = query
     scratch = 4 * heads * (tokens + 128 * sequences) * (_up(size, 32 if size <= 128 else 64) + 1)
     if key[1] != heads:

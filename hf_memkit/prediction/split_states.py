@@ -70,10 +70,8 @@ def bucket_bytes(setup: Setup) -> int:
 
 
 def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
-    """Joins the trace of `without_engine` with the device rows of the ledger.
-
-    `bucket_bytes`: of one gradient bucket (`bucket_bytes` of the setup); 0: each gradient is reduced separately.
-    """
+    """Joins the trace of `without_engine` with the device rows of the ledger. `bucket_bytes`: of one gradient bucket
+    (`bucket_bytes` of the setup); 0: each gradient is reduced separately."""
     rows = [row for row in ledger.rows if row.place == "device" and row.category not in _TRACED]
     terms = {row.term: row for row in rows if row.term in _TRACED_TERMS}
     added = []

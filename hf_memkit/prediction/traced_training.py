@@ -15,10 +15,8 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class TracedArguments:
-    """Fields of TrainingArguments and TRL's configs that candidates change or that decide the length of the run.
-
-    None: the script's value is None, is not JSON, or its class lacks the field.
-    """
+    """Fields of TrainingArguments and TRL's configs that candidates change or that decide the length of the run. None:
+    the script's value is None, is not JSON, or its class lacks the field."""
 
     per_device_train_batch_size: int = 1
     gradient_accumulation_steps: int = 1
@@ -374,9 +372,7 @@ class TracedTraining:
 
     def of_steps(self) -> dict[str, Trace]:
         """The trace of each kind of step: everything up to the end of the typical steps, then this kind's steps.
-
-        Events after all steps, such as an evaluation, belong to the worst if they were requested.
-        """
+        Events after all steps, such as an evaluation, belong to the worst if they were requested."""
         events = len(self.trace.events)
         begin, end = self.optional or (events, events)
         requested = self.trace if self.optional is None else self.trace.only((0, begin), (end, events))
@@ -438,10 +434,8 @@ class Untrained:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a script: one of the fields; all None except `died` if its process died without a result.
-
-    `died`: how the process died; None: exit code 0.
-    """
+    """The result of a script: one of the fields; all None except `died` if its process died without a result. `died`:
+    how the process died; None: exit code 0."""
 
     training: TracedTraining | None = None
     lengths: BatchLengths | None = None

@@ -105,10 +105,8 @@ class Worker:
             return Outcome(died=died)
 
     def run_to_file(self, request: ScriptRequest, result: Path) -> str | None:
-        """Runs a script; returns how its process died, or None.
-
-        Its `Outcome` is in `result`, unless the process died before it wrote it; the script owns the folder.
-        """
+        """Runs a script; returns how its process died, or None. Its `Outcome` is in `result`, unless the process died
+        before it wrote it; the script owns the folder."""
         return self._run(Case(str(result), 0 if request.stdin is None else 2, request), request.stdin)
 
     def read(self, words: Sequence[str], environment: Mapping[str, str]) -> ReadCommand:

@@ -145,9 +145,9 @@ def test_tokens_of_a_batch_on_average(flat: bool) -> None:
     rows = table([100, 20, 60, 40, 50, 30])
     rows = rows.add_column("labels", rows["input_ids"][:])
     chosen = chosen_batches(DataLoader(rows, 2, collate_fn=collate))  # in order: 120, 100, 80 of 200, 120, 100
-    usual, worst = chosen.mean["usual"], chosen.mean["worst"]
+    typical, worst = chosen.mean["usual"], chosen.mean["worst"]
     assert worst == pytest.approx((100 / 120, 100 / 120) if flat else (140 / 200, 100 / 120))
-    assert usual == pytest.approx((1.0, 1.0) if flat else (140 / 120, 1.0))
+    assert typical == pytest.approx((1.0, 1.0) if flat else (140 / 120, 1.0))
     assert chosen.padding == pytest.approx(1 - 300 / 420)
     one = chosen_batches(DataLoader(rows, 1, collate_fn=collate, shuffle=True))
     assert one.padding is not None and 0.1 < one.padding < 0.4, "of two rows, though the loader gives one"
@@ -199,7 +199,7 @@ def test_sources_and_targets_of_their_own_lengths(kind: str) -> None:
 
 
 def test_rows_that_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would notice: a data set of one's own that is read for ever, and a sample that is not said to be one."""
+    """Would notice: a custom data set that is read forever, and a sample that is not called one."""
 
     class Own(Dataset[dict[str, Any]]):
         def __len__(self) -> int:
@@ -278,7 +278,7 @@ def test_images_by_their_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_largest_image_decides(tmp_path: Path) -> None:
-    """Would notice: rows that cannot be read, of which one seems the largest, in a batch; a usual batch of them."""
+    """Would notice: rows that cannot be read, of which one seems the largest, in a batch; a typical batch of them."""
     images: list[Any] = [{"bytes": encoded((64, 48)), "path": None}] * 40
     images[7] = {"bytes": encoded((800, 600)), "path": None}
     images[11] = {"bytes": b"no image", "path": None}
@@ -382,7 +382,7 @@ Trainer(Model(), arguments, train_dataset=data).train()
 
 
 def test_most_tokens_and_largest_images_are_both_traced(predict: Predict) -> None:
-    """Would notice: a peak of the one batch or of the other alone, where nobody can tell which needs more."""
+    """Would notice: a peak of only one of two batches, either of which may need more."""
     highest = {}
     for rows in ("text", "image", "both"):
         content = predict(LONG_TEXT_AND_LARGE_IMAGE, rows, device="cpu")
@@ -427,7 +427,7 @@ def test_no_row() -> None:
 
 
 def test_batches_that_are_no_tensors_are_told_apart() -> None:
-    """Would notice: "a batch" twice, boxes beside images that nobody sees."""
+    """Would notice: the same words for two batches, boxes next to images that are not counted."""
     long, short = ([{"prompt": "a" * size, "n": 1}] * 4 for size in (90, 9))
     assert shape_of({"features": {"input_ids": torch.zeros(2, 5, dtype=torch.long)}}) == "2 × 5 tokens"
     assert (

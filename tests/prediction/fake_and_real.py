@@ -2,7 +2,7 @@
 
     python -m tests.prediction.fake_and_real
 
-Each runs in a process of its own, forked from this one, which has loaded the libraries. A line of JSON comes in,
+Each runs in a separate process, forked from this one, which has loaded the libraries. A line of JSON comes in,
 `{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out, the answer or `{"error": …}`.
 
 The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler

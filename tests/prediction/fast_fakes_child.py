@@ -1,4 +1,4 @@
-"""Traces one request twice, with and without remembered results, each in a process of its own.
+"""Traces one request twice, with and without cached results, each in a separate process.
 
     python -m tests.prediction.fast_fakes_child < asked.json  # [[training, device], …] → [[with, without, share], …]
 
@@ -60,7 +60,7 @@ def main() -> None:
         for content, device in asked:
             traces, shares = [], []
             for fast in (True, False):
-                result = Path(tempfile.mkdtemp(dir=folder)) / "result.json"  # a script's own files lie beside it
+                result = Path(tempfile.mkdtemp(dir=folder)) / "result.json"  # a script's files are next to it
                 with (
                     as_script(SetupTraining.from_json(content)) as script,
                     result.with_name("share").open("w+") as share,

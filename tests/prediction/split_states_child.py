@@ -2,7 +2,7 @@
 peaks of the engine's phases.
 
 What counts are the tensors that torch's operations make (`StorageTracer`, on real ones). Torch's profiler is no
-measure here: gloo frees in threads of its own, which it does not see, so that its figures differ by up to a tenth from
+measure here: gloo frees in separate threads, which it does not see, so that its figures differ by up to a tenth from
 run to run, and gloo copies as no GPU's library does.
 
     python -m tests.prediction.split_states_child FOLDER     # FOLDER/cases.json: {name: {"setup", "sequence_length"}}

@@ -1,4 +1,4 @@
-"""A model as its config describes it, and the setup that has only what the user gave."""
+"""Descriptions of models from their configs, and setups with only the user's arguments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_code_of_its_own_runs_only_where_that_is_allowed(
     with pytest.raises(InputError, match="--trust-remote-code") as refused:
         describe_model(name)
     assert "\n" not in str(refused.value) and not ran.exists()
-    assert capfd.readouterr().out == "", "nobody is asked on the terminal"
+    assert capfd.readouterr().out == "", "no question on the terminal"
     model = describe_model(name, trust_remote_code=True)
     assert ran.exists() and model.own_code and model.facts is None and model.config["hidden_size"] == 8
 
@@ -89,6 +89,6 @@ def test_a_deepspeed_config_of_the_user_s_is_the_setup_s(tmp_path: Path) -> None
         setup = default_setup(model, {"deepspeed": given})
         assert setup["deepspeed.config"] == config and "arguments.deepspeed" not in setup
     (tmp_path / "broken.json").write_text("{")
-    for given, said in (("nowhere.json", "cannot be read"), (str(tmp_path / "broken.json"), "not JSON")):
-        with pytest.raises(InputError, match=said):
+    for given, message in (("nowhere.json", "cannot be read"), (str(tmp_path / "broken.json"), "not JSON")):
+        with pytest.raises(InputError, match=message):
             default_setup(model, {"deepspeed": given})

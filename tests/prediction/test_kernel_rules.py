@@ -1,4 +1,4 @@
-"""The rules of `kernel_rules.py` give what the kernels give: types, layouts, and which memory is used again."""
+"""The rules of `kernel_rules.py` give the kernels' results: dtypes, layouts, and reuse of memory."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def is_refused(operation: Any, *args: Any) -> bool:
 
 
 def test_the_table_of_refused_types_is_of_the_installed_torch() -> None:
-    """Would notice: a torch whose kernels nobody has looked at, with which nothing is refused. Run
+    """Would notice: a torch whose kernels are not in the table, so that nothing is refused. Run
     scripts/cuda_dtypes.py."""
     assert json.loads(TABLE.read_text())["torch"] == torch.__version__.split("+")[0]
 

@@ -53,23 +53,23 @@ def names_in_the_design() -> set[str]:
 
 
 def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
-    judged = made(peak_module="lm_head<0>").with_verdict(MACHINE)
-    shown, page = str(judged), judged._repr_html_()
+    prediction = made(peak_module="lm_head<0>").with_verdict(MACHINE)
+    shown, page = str(prediction), prediction._repr_html_()
     assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
     assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
     assert str(made()).startswith("NO VERDICT")
 
 
 def test_json_has_the_names_of_the_design() -> None:
-    told = made().with_verdict(MACHINE).to_json()
+    content = made().with_verdict(MACHINE).to_json()
     named = names_in_the_design()
-    assert named <= set(told)
-    assert set(told) - named <= {"why", "source"}
-    assert list(told["categories"]) == [f"{name}_gib" for name in CATEGORIES], "as in a step record"
-    assert list(told["phases"]) == ["load", "backward"], "in the order of the phases"
-    assert told["phases"]["load"] == {"peak_allocated_gib": 3.0, "peak_reserved_gib": None}
-    assert told["pinned_gib"] is None and told["disk_gib"] is None, "what is not modelled is not zero"
-    assert sum(told["categories"].values()) == told["peak_allocated_gib"]
+    assert named <= set(content)
+    assert set(content) - named <= {"why", "source"}
+    assert list(content["categories"]) == [f"{name}_gib" for name in CATEGORIES], "as in a step record"
+    assert list(content["phases"]) == ["load", "backward"], "in the order of the phases"
+    assert content["phases"]["load"] == {"peak_allocated_gib": 3.0, "peak_reserved_gib": None}
+    assert content["pinned_gib"] is None and content["disk_gib"] is None, "what is not modelled is not zero"
+    assert sum(content["categories"].values()) == content["peak_allocated_gib"]
 
 
 @pytest.mark.parametrize("card", [GPU, None])
@@ -79,7 +79,7 @@ def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"peak_allocated_bytes": 10 * GIB}, "categories add up to"),
         ({"categories": {"weights": 10 * GIB + 512}}, "must be all of"),
@@ -88,8 +88,8 @@ def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
         ({"verdict": "maybe"}, "maybe"),
     ],
 )
-def test_what_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         made(**changes)
 
 
@@ -151,14 +151,14 @@ def test_verdicts_say_why_with_their_numbers() -> None:
 def test_ram_and_disk_count_too() -> None:
     enough = verdict(12 * GIB, 11 * GIB, host_bytes=64 * GIB, disk_bytes=100 * GIB)
     assert enough.verdict == "fits"
-    for more, said in (
+    for more, message in (
         ({"host_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
         ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
     ):
         short = verdict(12 * GIB, 11 * GIB, **more)
-        assert short.verdict == "does not fit" and said in short.why and "on the GPU: the allocator" in short.why
-    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).with_verdict(MACHINE)
-    assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
+        assert short.verdict == "does not fit" and message in short.why and "on the GPU: the allocator" in short.why
+    prediction = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).with_verdict(MACHINE)
+    assert prediction.verdict == "does not fit" and "70.00 GiB of RAM" in prediction.why, "page-locked RAM is RAM"
 
 
 def test_without_a_gpu_there_is_no_verdict() -> None:

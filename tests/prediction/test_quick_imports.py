@@ -1,4 +1,4 @@
-"""Imports that are put off, and what is put back after the quick ones."""
+"""Lazy imports, and functions that are restored after quick imports."""
 
 from __future__ import annotations
 

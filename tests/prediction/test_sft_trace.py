@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on fake tensors: on a GPU its head takes the path of a GPU. What it allocates on real ones is
+"""TRL's SFTTrainer on fake tensors: on a GPU its head uses the code for a GPU. What it allocates on real ones is
 compared in tests/predict_script/test_jobs.py."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the child writes is what memkit reads."""
+"""Values that the child writes are read back unchanged."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def test_what_is_written_is_read_again(value: object) -> None:
     "text", ["", "{", '{"trace": {}, "about": {}}', '{"training": {"trainer": "Trainer"}}', "[1]"]
 )
 def test_another_form_is_refused(text: str) -> None:
-    """Would notice: half a file, or one of an earlier memkit, taken for a training; an error that nobody expects."""
+    """Would notice: half a file, or one of an earlier memkit, taken for a training; an unexpected error."""
     with pytest.raises(ValueError):
         wire.loads(Outcome, text)

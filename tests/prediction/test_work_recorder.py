@@ -1,4 +1,4 @@
-"""What a traced training computes is recorded: as much as a real one does, and what passes no dispatcher."""
+"""The work of a traced training is recorded: as much as a real one does, and kernels outside the dispatcher."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker)
 
 
 def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
-    """Defect: marks that are told for storages alone."""
+    """Defect: marks for storages only."""
     trace = traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH), for_plan=True)
     assert trace.work is not None
     assert [phase for _, phase in trace.work.marks] == [phase for _, phase in trace.marks]
@@ -173,9 +173,9 @@ def test_fp16_waits_for_the_scaler(worker: Worker, models: dict[str, Path]) -> N
     assert len(steps) == 1 and steps[0].waits
 
 
-# ---- nothing is replaced without a word ----
+# ---- replacements are listed ----
 
-TELLS: Final = {
+RECORDED: Final = {
     "library_rules.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
     "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
     "generation.py: setattr(GenerationMixin, name)", "vllm.py: module.LLM",
@@ -209,7 +209,7 @@ NO_KERNEL: Final = {
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
-ASKS: Final = {
+QUERIES: Final = {
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",
@@ -263,9 +263,9 @@ def replaced(path: Path) -> Iterator[str]:
 
 
 def test_what_is_replaced_has_a_row_or_a_reason() -> None:
-    """Defect: a kernel that somebody replaces from now on, and whose time nobody counts. A new replacement in `child/`
-    fails here: tell of it (`work_recorder.launched`), or say in one of the lists above why it needs no row."""
-    known = TELLS | SEES_DISPATCHER | ASKS | BETWEEN_RANKS
+    """Defect: a kernel that a new replacement skips and whose time is not counted. A new replacement in `child/`
+    fails here: record it with `work_recorder.launched`, or add it to a list above with the reason."""
+    known = RECORDED | SEES_DISPATCHER | QUERIES | BETWEEN_RANKS
     found = {
         f"{path.name}: {name}"
         for path in CHILD.rglob("*.py")
@@ -275,10 +275,10 @@ def test_what_is_replaced_has_a_row_or_a_reason() -> None:
     }
     left = {each for each in found - known if each.rpartition(".")[2] not in NOT_COUNTED}
     assert not left
-    assert not known - found  # of what is gone
+    assert not known - found  # no stale entries
 
 
 @pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py"])
 def test_what_tells_does_tell(name: str) -> None:
-    """Defect: a row that is promised in the list above, and that nobody writes."""
+    """Defect: a row that the list above promises, but that is never recorded."""
     assert "launched(" in next(CHILD.rglob(name)).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The child process: what it traces, and what becomes of it when a case fails or dies."""
+"""The child process: results, and behavior when a case fails or dies."""
 
 from __future__ import annotations
 

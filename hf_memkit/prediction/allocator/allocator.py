@@ -166,11 +166,9 @@ class CachingAllocator:
         return Block(pool, stream, address, wanted, self._next_rank())
 
     def _collect(self) -> None:
-        """Releases whole free segments of the large pool until reserved memory is below the threshold.
-
-        As `garbage_collect_cached_blocks`: releases all blocks of at least the average age, counted in searches since
-        they became free, then repeats with the remaining blocks.
-        """
+        """Releases whole free segments of the large pool until reserved memory is below the threshold. As
+        `garbage_collect_cached_blocks`: releases all blocks of at least the average age, counted in searches since
+        they became free, then repeats with the remaining blocks."""
         if self.allowed_bytes is None:
             return
         threshold = int(self.settings.garbage_collection_threshold * self.allowed_bytes)
@@ -192,9 +190,7 @@ class CachingAllocator:
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
         """Releases one large free block of at least `size`, or several, largest first; False if they are too small.
-
-        Only with `max_split_size_mb` (`release_available_cached_blocks`).
-        """
+        Only with `max_split_size_mb` (`release_available_cached_blocks`)."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False

@@ -58,10 +58,8 @@ class DeviceMemory:
         return self._next_address() if self._take(size_bytes) else None
 
     def reserve_addresses(self, size_bytes: int) -> tuple[int, int]:
-        """The first address and the size of a range for an expandable segment, still without memory.
-
-        The range is larger than the GPU if `size_bytes` is, so that the needs of a job that does not fit are counted.
-        """
+        """The first address and the size of a range for an expandable segment, still without memory. The range is
+        larger than the GPU if `size_bytes` is, so that the needs of a job that does not fit are counted."""
         return self._next_address(), max(self._range, size_bytes)
 
     def map_pages(self, address: int, size_bytes: int) -> bool:
@@ -109,10 +107,8 @@ class ExpandableSegment:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A part of a segment: in use, free (cached), or addresses without memory (`mapped` is False).
-
-    `rank` precedes the address in the order of free blocks of equal size (`FreeOrder`).
-    """
+    """A part of a segment: in use, free (cached), or addresses without memory (`mapped` is False). `rank` precedes the
+    address in the order of free blocks of equal size (`FreeOrder`)."""
 
     pool: Pool
     stream: int

@@ -75,10 +75,8 @@ def smallest_cap(
 
 
 def _bisect(holds: Callable[[int], bool], least: int, top: int) -> int:
-    """A number in [least, top] that holds while the next lower one does not; tested larger ones hold too.
-
-    `top` is known to hold.
-    """
+    """A number in [least, top] that holds while the next lower one does not; tested larger ones hold too. `top` is
+    known to hold."""
     low, high, tried = least - 1, top, {top: True}
 
     def tries(number: int) -> bool:

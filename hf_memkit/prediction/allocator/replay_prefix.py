@@ -23,10 +23,8 @@ class CapRange(NamedTuple):
 
 
 class ReplayPrefix:
-    """A trace replayed until it first reserves more than `reserved_bytes`.
-
-    Up to there every GPU with at least that much memory grants all requests, so the allocator's state is the same.
-    """
+    """A trace replayed until it first reserves more than `reserved_bytes`. Up to there every GPU with at least that
+    much memory grants all requests, so the allocator's state is the same."""
 
     def __init__(
         self, trace: Trace, settings: AllocatorSettings, reserved_bytes: int, *, gpu_bytes: int | None

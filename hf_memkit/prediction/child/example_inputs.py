@@ -59,12 +59,9 @@ class Rows:
 
 
 def pads(setup: Setup, model: Any) -> bool:
-    """Whether the texts of a batch are assumed to have different lengths.
-
-    False if they are packed, and for causal language models, which mostly train on blocks of one long text, as in
-    transformers' `run_clm` and memkit's recipes. True with a collator that pads, with grouping by length, and for all
-    other models.
-    """
+    """Whether the texts of a batch are assumed to have different lengths. False if they are packed, and for causal
+    language models, which mostly train on blocks of one long text, as in transformers' `run_clm` and memkit's recipes.
+    True with a collator that pads, with grouping by length, and for all other models."""
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         return False
     if "trainer_parts.pad_batches" in setup:

@@ -85,11 +85,8 @@ def _by_name(dtypes: Mapping[str, torch.dtype]) -> Callable[[str], torch.dtype |
 
 
 def loading_result(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any:
-    """The result of `_load_pretrained_model` without missing weights.
-
-    `mismatched`: (name, the checkpoint's shape, the model's). transformers raises for them later; for 4.57 this
-    function does.
-    """
+    """The result of `_load_pretrained_model` without missing weights. `mismatched`: (name, the checkpoint's shape, the
+    model's). transformers raises for them later; for 4.57 this function does."""
     from transformers import modeling_utils
 
     try:

@@ -153,10 +153,8 @@ def _run_case(case: Case, files: list[int], answers: int) -> tuple[str | None, l
 
 
 def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
-    """Runs a user's script with its own standard input and output.
-
-    An error before its first line, such as incompatible libraries, is a result, too.
-    """
+    """Runs a user's script with its own standard input and output. An error before its first line, such as
+    incompatible libraries, is a result, too."""
     if files:
         stdin, output = files
         for number in (1, 2):
@@ -204,10 +202,8 @@ def _command(case: Case, result: Path) -> None:
 def _run_in_fork(
     function: Callable[[], None], limit_s: float | None, abandon: Callable[[], None] | None = None
 ) -> str | None:
-    """Runs `function` in a forked process; returns None, or how it died: exit code, signal, time limit.
-
-    If standard input closes, calls `abandon` and exits.
-    """
+    """Runs `function` in a forked process; returns None, or how it died: exit code, signal, time limit. If standard
+    input closes, calls `abandon` and exits."""
     server = os.getpid()
     child = os.fork()
     if child == 0:
@@ -254,10 +250,8 @@ def _kill_descendants() -> None:
 
 
 def _run_and_exit(function: Any) -> NoReturn:
-    """Runs `function` and ends the process at once, without destructors.
-
-    After a case they look for a GPU that does not exist; in the server itself they ended it with SIGSEGV.
-    """
+    """Runs `function` and ends the process at once, without destructors. After a case they look for a GPU that does
+    not exist; in the server itself they ended it with SIGSEGV."""
     code = 1
     with contextlib.suppress(BaseException):
         try:

@@ -131,11 +131,9 @@ def computes_as(dtype: str, rates: GpuRates) -> str:
 
 
 def product_tflops(dtype: str, rates: GpuRates) -> float:
-    """The rate that large products in `dtype` reach.
-
-    bf16 and fp16 run on the same units at the same rate. The lower of the two measurements applies, because some are
-    the best of hundreds of shapes (MAMF), others those of a few squares.
-    """
+    """The rate that large products in `dtype` reach. bf16 and fp16 run on the same units at the same rate. The lower
+    of the two measurements applies, because some are the best of hundreds of shapes (MAMF), others those of a few
+    squares."""
     used = computes_as(dtype, rates)
     same = _SIXTEEN_BITS if used in _SIXTEEN_BITS else (used,)
     return min(rates.achievable_tflops[name].value for name in same if name in rates.achievable_tflops)

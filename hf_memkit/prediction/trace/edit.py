@@ -27,10 +27,8 @@ class ExtraAllocation:
 
 
 def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
-    """A copy of `trace` with only the categories to `keep`, and with `added`.
-
-    What is always held is added when loading ends, or at the start if nothing is loaded.
-    """
+    """A copy of `trace` with only the categories to `keep`, and with `added`. What is always held is added when
+    loading ends, or at the start if nothing is loaded."""
     extras = [extra for extra in added if extra.size_bytes]
     result = Trace(operations=list(trace.operations), modules=list(trace.modules) or [""])
     kept = [keep(CATEGORIES[number]) for number in trace.category_of]

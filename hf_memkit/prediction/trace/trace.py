@@ -88,10 +88,8 @@ class Trace:
         return Trace(**fields)
 
     def only(self, *parts: tuple[int, int]) -> Trace:
-        """A copy with the events of these parts only, each `(first, one past the last)`.
-
-        Frees of storages that no part allocates are removed, and those storages get size 0.
-        """
+        """A copy with the events of these parts only, each `(first, one past the last)`. Frees of storages that no
+        part allocates are removed, and those storages get size 0."""
         result, alive, made = self.without_events(), set[int](), set[int]()
         for begin, end in parts:
             for start, stop, phase in self.spans():
@@ -111,8 +109,8 @@ class Trace:
         return result
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
-        """`(first event, one past the last, phase)` of every span, in order, also of spans without events: their peak
-        is what is held."""
+        """`(first event, one past the last, phase)` of every span, in order, also of spans without events, whose
+        peak is the held memory."""
         return spans(self.marks)
 
     def phase_at(self, event: int) -> Phase:

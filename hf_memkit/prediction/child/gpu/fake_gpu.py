@@ -75,11 +75,9 @@ def patch_cuda_device(capability: tuple[int, int], capacity_bytes: int, name: st
 
 
 def _register_cuda_kernels() -> None:
-    """Registers CUDA kernels of operations that torch decomposes if a backend has none.
-
-    A build without CUDA would compute them in several steps with temporaries of the result's size (torch 2.13:
-    aten/src/ATen/native/native_functions.yaml: operations with kernels for CUDA and for CompositeImplicitAutograd).
-    """
+    """Registers CUDA kernels of operations that torch decomposes if a backend has none. A build without CUDA would
+    compute them in several steps with temporaries of the result's size (torch 2.13:
+    aten/src/ATen/native/native_functions.yaml: operations with kernels for CUDA and for CompositeImplicitAutograd)."""
     for name in ("silu_backward", "mish_backward"):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             _CUDA_KERNELS.impl(name, _never_run, "CUDA")  # type: ignore[no-untyped-call]
@@ -94,10 +92,8 @@ def _never_run(*args: Any) -> torch.Tensor:
 
 
 def patch_fake_values() -> None:
-    """Gives values to fake tensors and lets torch treat them as plain tensors.
-
-    As an array a fake tensor holds ones; fp16 gradients never overflow.
-    """
+    """Gives values to fake tensors and lets torch treat them as plain tensors. As an array a fake tensor holds ones;
+    fp16 gradients never overflow."""
     import numpy
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.optim import optimizer
@@ -132,10 +128,8 @@ def patch_fake_values() -> None:
 
 
 def patch_module_apply() -> None:
-    """Patches `Module.to` for fake parameters, and from real ones to a GPU.
-
-    Each parameter stays the same object, so that optimizers and tied weights keep it.
-    """
+    """Patches `Module.to` for fake parameters, and from real ones to a GPU. Each parameter stays the same object, so
+    that optimizers and tied weights keep it."""
     _patch_make_subclass()
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
@@ -161,11 +155,9 @@ def patch_module_apply() -> None:
 
 
 def replace_inference_mode() -> None:
-    """Replaces `torch.inference_mode` by `no_grad`, which needs the same memory.
-
-    Under inference mode a dispatch mode sees operations before they are decomposed, such as `Tensor.to` and `bool`,
-    and fake tensors have no rule for them.
-    """
+    """Replaces `torch.inference_mode` by `no_grad`, which needs the same memory. Under inference mode a dispatch mode
+    sees operations before they are decomposed, such as `Tensor.to` and `bool`, and fake tensors have no rule for
+    them."""
 
     def enter(self: Any) -> None:
         self.memkit_no_grad = torch.no_grad() if self.mode else contextlib.nullcontext()
@@ -179,10 +171,8 @@ def replace_inference_mode() -> None:
 
 
 def swap_tensor(parameter: nn.Parameter, new: torch.Tensor) -> None:
-    """Gives a parameter another tensor, also on another device, which `Tensor.data` cannot.
-
-    Works like `torch.utils.swap_tensors` (torch 2.13), which refuses tensors that a fake mode references weakly.
-    """
+    """Gives a parameter another tensor, also on another device, which `Tensor.data` cannot. Works like
+    `torch.utils.swap_tensors` (torch 2.13), which refuses tensors that a fake mode references weakly."""
     kind, moved = parameter.__class__, {}
     if new.__class__ in _LIBRARY_KINDS.values():  # its scales are moved, too
         new, moved = new.detach(), vars(new)
@@ -209,9 +199,7 @@ _LIBRARY_KINDS: Final[dict[type, type]] = {}
 
 def _patch_make_subclass() -> None:
     """Lets parameter classes of libraries, such as bitsandbytes' `Params4bit`, hold fake tensors.
-
-    `Tensor._make_subclass`, which creates them, would lose the class FakeTensor; here the result has both classes.
-    """
+    `Tensor._make_subclass`, which creates them, would lose the class FakeTensor; here the result has both classes."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     original = torch.Tensor._make_subclass
@@ -288,10 +276,8 @@ class _Device(contextlib.nullcontext[None]):
 
 
 def patch_streams() -> None:
-    """Patches streams, events and pinned memory, which would ask CUDA's driver; does nothing if torch sees a GPU.
-
-    A block that another stream still reads is reused at once (`Tensor.record_stream`); pinned memory counts as RAM.
-    """
+    """Patches streams, events and pinned memory, which would ask CUDA's driver; does nothing if torch sees a GPU. A
+    block that another stream still reads is reused at once (`Tensor.record_stream`); pinned memory counts as RAM."""
     count = getattr(torch._C, "_cuda_getDeviceCount", None)  # missing in a CPU build
     if count is not None and count() > 0:
         return
@@ -314,11 +300,8 @@ def replace_compiler() -> None:
 
 
 def _compiled(model: Any = None, **options: Any) -> Any:
-    """Replaces `torch.compile`.
-
-    The only compiled function that memkit supports, torchao's AdamW step of one parameter, becomes an upper bound of
-    its memory; other compiled functions raise `Unmodelled` when they run.
-    """
+    """Replaces `torch.compile`. The only compiled function that memkit supports, torchao's AdamW step of one
+    parameter, becomes an upper bound of its memory; other compiled functions raise `Unmodelled` when they run."""
     if model is None:
         return functools.partial(_compiled, **options)
     from torch._dynamo import eval_frame

@@ -91,10 +91,8 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def allow_made_up_values(self, begins: Callable[[], None]) -> Iterator[list[str]]:
-        """Within it reading values of fake tensors gives made-up ones; yields the list of readers.
-
-        `begins` is called before the first read.
-        """
+        """Within it reading values of fake tensors gives made-up ones; yields the list of readers. `begins` is called
+        before the first read."""
         outer = self.read
         if self.read is None:
             self.read, self._begins = [], begins

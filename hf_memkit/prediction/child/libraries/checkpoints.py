@@ -37,11 +37,8 @@ def headers_in(file: str | os.PathLike[str]) -> dict[str, tuple[tuple[int, ...],
 
 
 def sizes_that_differ(model: Any, shapes: Shapes, mapping: Any) -> set[tuple[str, Any, Any]]:
-    """(name, shape in the checkpoint, shape in the model) of parameters with different shapes.
-
-    As in transformers (5.23.0: core_model_loading.py, `convert_and_load_state_dict_in_model`), without weights that it
-    converts.
-    """
+    """(name, shape in the checkpoint, shape in the model) of parameters with different shapes. As in transformers
+    (5.23.0: core_model_loading.py, `convert_and_load_state_dict_in_model`), without weights that it converts."""
     if mapping is None:  # transformers 4.57
         own = model.state_dict()
         differ = {name for name, shape in shapes.items() if name in own and tuple(own[name].shape) != shape}

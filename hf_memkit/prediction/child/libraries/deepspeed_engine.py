@@ -56,9 +56,7 @@ def disable_deepspeed() -> None:
 
 def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
     """The config in the variables of `accelerate launch` (transformers 5.23.0: training_args.py, `__post_init__`).
-
-    `by_arguments`: the arguments set the precision; it is `"auto"` in the config, so that it follows them in plans.
-    """
+    `by_arguments`: the arguments set the precision; it is `"auto"` in the config, so that it follows them in plans."""
     from accelerate.utils.dataclasses import DeepSpeedPlugin
 
     plugin = DeepSpeedPlugin()
@@ -84,10 +82,8 @@ def traced_engine(trainer: Any) -> Engine | None:
 
 
 def _in_linear_layers(trainer: Any) -> int:
-    """Elements of the weights that linear layers keep from forward to backward, without the output layer.
-
-    Backward begins with the output layer. With activation checkpointing it is one layer's at a time: 0.
-    """
+    """Elements of the weights that linear layers keep from forward to backward, without the output layer. Backward
+    begins with the output layer. With activation checkpointing it is one layer's at a time: 0."""
     if any(getattr(trainer.args, name, False) for name in names_of("activation_checkpointing")):
         return 0
     output = trainer.model.get_output_embeddings() if hasattr(trainer.model, "get_output_embeddings") else None
@@ -110,10 +106,8 @@ def _resolved(trainer: Any) -> dict[str, Any]:
 
 
 def apply_engine_dtype(trainer: Any) -> torch.dtype | None:
-    """Casts weights to the engine's dtype and uses an optimizer without states.
-
-    Returns the dtype, which batches get as well; None if the weights keep theirs.
-    """
+    """Casts weights to the engine's dtype and uses an optimizer without states. Returns the dtype, which batches get
+    as well; None if the weights keep theirs."""
     arguments = trainer.args
     config = getattr(arguments, "memkit_engine", None)
     if config is None:

@@ -48,11 +48,9 @@ def refuse_missing_kernels(setup: Setup) -> None:
 
 
 def patch_view_errors() -> None:
-    """Raises RuntimeError for a view that strides do not allow, as for real tensors.
-
-    Code catches that error (axolotl 0.19.0: monkeypatch/trainer/utils.py, `selective_log_softmax`); for a fake tensor
-    torch raises ValueError (2.13: _refs/__init__.py, `_reshape_view_helper_core_alg`).
-    """
+    """Raises RuntimeError for a view that strides do not allow, as for real tensors. Code catches that error (axolotl
+    0.19.0: monkeypatch/trainer/utils.py, `selective_log_softmax`); for a fake tensor torch raises ValueError (2.13:
+    _refs/__init__.py, `_reshape_view_helper_core_alg`)."""
     import torch._refs as refs
 
     original = refs._reshape_view_helper
@@ -109,11 +107,8 @@ def unmodelled_shapes() -> Iterator[None]:
 
 
 def patch_deepcopy() -> None:
-    """Lets fake tensors made from a number be copied.
-
-    They keep the number in a real tensor, which cannot be copied within a fake mode; accelerate's copy of an
-    optimizer's groups contains torchao's learning rate.
-    """
+    """Lets fake tensors made from a number be copied. They keep the number in a real tensor, which cannot be copied
+    within a fake mode; accelerate's copy of an optimizer's groups contains torchao's learning rate."""
     original: Any = FakeTensor.__deepcopy__
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
@@ -219,11 +214,9 @@ def _multiplies(function: Any) -> bool:
 
 
 def patch_bitsandbytes_optimizers() -> None:
-    """Counts paged states as host memory, and avoids reading a norm's value.
-
-    States in managed memory do not belong to the allocator (bitsandbytes 0.50.2: functional.py, `get_paged`). LARS and
-    LAMB pass the parameter's norm on as a number (`optimizer_update_32bit`).
-    """
+    """Counts paged states as host memory, and avoids reading a norm's value. States in managed memory do not belong to
+    the allocator (bitsandbytes 0.50.2: functional.py, `get_paged`). LARS and LAMB pass the parameter's norm on as a
+    number (`optimizer_update_32bit`)."""
     import bitsandbytes.functional as functional
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:

@@ -118,10 +118,8 @@ def patch_from_pretrained(boundary: RealAndFake) -> None:
 
 
 def _materialize(model: Any, devices: Mapping[str, Any], options: LoadingOptions, boundary: RealAndFake) -> None:
-    """Moves parameters and buffers from the meta device to their device; tied ones stay tied.
-
-    Weights to quantise are quantised by the library's own code.
-    """
+    """Moves parameters and buffers from the meta device to their device; tied ones stay tied. Weights to quantise are
+    quantised by the library's own code."""
     quantizer = options.quantizer
     made: dict[int, Any] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):

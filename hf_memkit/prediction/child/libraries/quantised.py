@@ -101,10 +101,8 @@ def quantised(
 
 def notes_on_8_bits(model: Any) -> Iterator[str]:
     """Notes on a trained model in bitsandbytes' 8 bits: the assumed outliers, and inputs kept despite checkpointing.
-
     Its autograd function keeps inputs as attributes (bitsandbytes 0.50.2: autograd/_functions.py, `MatMul8bitLt`),
-    which non-reentrant checkpointing does not see.
-    """
+    which non-reentrant checkpointing does not see."""
     if not getattr(model, "is_loaded_in_8bit", False):
         return
     if model.config.quantization_config.llm_int8_threshold > 0:

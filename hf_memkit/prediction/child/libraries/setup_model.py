@@ -50,11 +50,9 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
 
 
 def _has_own_output_layer(setup: Setup) -> bool:
-    """Whether the config says that the output layer is not the embedding.
-
-    T5's config uses that value for scaling of the decoder's outputs (transformers 5.23.0: configuration_t5.py). A
-    checkpoint of such a config has both layers, and a model made from the config alone has one.
-    """
+    """Whether the config says that the output layer is not the embedding. T5's config uses that value for scaling of
+    the decoder's outputs (transformers 5.23.0: configuration_t5.py). A checkpoint of such a config has both layers,
+    and a model made from the config alone has one."""
     config = setup.get("model.architecture", {})
     loaded = setup.get("model.origin") != "architecture"
     return config.get("tie_word_embeddings") is False or (loaded and config.get("scale_decoder_outputs") is False)

@@ -26,9 +26,7 @@ from hf_memkit.prediction.child.user_code import MEMKIT, PYTHON, is_library
 
 def protect_existing_files() -> None:
     """Keeps files that existed before the prediction: a run may start with an empty folder, a prediction must not.
-
-    Creating a folder again that was kept is no error.
-    """
+    Creating a folder again that was kept is no error."""
     began, kept = time.time() - _CLOCK_S, set[str]()
 
     def keeping(function: Any) -> Any:
@@ -38,7 +36,7 @@ def protect_existing_files() -> None:
             if line is None or kwargs.get("dir_fd") is not None or not _is_older(path, began):
                 return function(path, *args, **kwargs)
             kept.add(str(Path(path).resolve()))
-            message = f"memkit: {line}: {os.fsdecode(path)} kept: a prediction removes no file that was there before"
+            message = f"memkit: {line}: {os.fsdecode(path)} kept: a prediction removes no file that existed before"
             print(message, file=sys.stderr, flush=True)
 
         return unless_older

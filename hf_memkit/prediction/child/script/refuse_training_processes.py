@@ -33,10 +33,8 @@ _SERVER: Final = "hf_memkit.prediction.child.serve"
 
 
 def refuse_training_processes(refuse: Refuse) -> None:
-    """Refuses trainings of this process and its forks until `train()` has been traced.
-
-    `refuse` ends the script with its result.
-    """
+    """Refuses trainings of this process and its forks until `train()` has been traced. `refuse` ends the script with
+    its result."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in STARTS:
@@ -85,10 +83,8 @@ def program_started(event: str, arguments: tuple[Any, ...]) -> tuple[list[str], 
 
 
 def _refuse_spawning(refuse: Refuse) -> None:
-    """Refuses new Python processes that run a function of the user's, without memkit's patches.
-
-    Workers of pools and data loaders run a library's function, and start.
-    """
+    """Refuses new Python processes that run a function of the user's, without memkit's patches. Workers of pools and
+    data loaders run a library's function, and start."""
 
     def start_processes(fn: Any, args: Any = (), *others: Any, **kwargs: Any) -> NoReturn:
         started = next(filter(callable, args), fn)  # a launcher passes the user's function as an argument

@@ -142,8 +142,8 @@ class _Reader:
         if "/" in name:
             path = self.folder / name
             return path if path.is_file() else None
-        found = shutil.which(name, path=self.environment.get("PATH"))
-        return Path(found) if found else None
+        program = shutil.which(name, path=self.environment.get("PATH"))
+        return Path(program) if program else None
 
     # ---- Python ----
 
@@ -254,7 +254,7 @@ def _first_line(path: Path) -> tuple[str, ...]:
     return tuple(words[:1])
 
 
-# ---- what a Python file could do ----
+# ---- imports of Python files ----
 
 
 @cache
@@ -293,10 +293,8 @@ def _file_trains(path: Path, *, unknown: bool = False) -> bool:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """(module name, level of a relative import) of each imported name and its packages.
-
-    Skips transformers if only names for preparing data are imported.
-    """
+    """(module name, level of a relative import) of each imported name and its packages. Skips transformers if only
+    names for preparing data are imported."""
     names: list[str] = []
     level = 0
     if isinstance(node, ast.Import):
@@ -346,10 +344,8 @@ _distributions: Final = cache(packages_distributions)
 
 @cache
 def _package_trains(name: str, *, unknown: bool) -> bool:
-    """Whether a module's package requires a library that trains; of torch itself only its launchers count.
-
-    `unknown`: the answer for a package that is not installed.
-    """
+    """Whether a module's package requires a library that trains; of torch itself only its launchers count. `unknown`:
+    the answer for a package that is not installed."""
     top = name.partition(".")[0]
     if top == "torch":
         return name.startswith("torch.distributed")
@@ -367,7 +363,7 @@ def _package_trains(name: str, *, unknown: bool) -> bool:
 
 
 def _target(words: tuple[str, ...]) -> str:
-    """What a launcher or Python starts, with memkit's options; empty if no word names it."""
+    """The target of a launcher or Python, with memkit's options; empty if no word names it."""
     gpus = ""
     for number, word in enumerate(words):
         if match := _PROCESSES.match(word):

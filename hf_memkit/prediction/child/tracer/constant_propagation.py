@@ -256,10 +256,8 @@ class KnownValues:
         return True
 
     def _inspects(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
-        """Whether an operation only inspects a batch.
-
-        Selecting images copies them, and nothing inspects the copies.
-        """
+        """Whether an operation only inspects a batch. Selecting images copies them, and nothing inspects the
+        copies."""
         value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
         if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
             return False

@@ -40,10 +40,8 @@ _NOT_IN_OPINFOS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Dtypes in which a kernel is missing.
-
-    `by_first`: the dtype of the first tensor counts; else that of all tensors except indices.
-    """
+    """Dtypes in which a kernel is missing. `by_first`: the dtype of the first tensor counts; else that of all tensors
+    except indices."""
 
     dtypes: frozenset[torch.dtype]
     by_first: bool = False

@@ -83,10 +83,8 @@ class FastFakes:
         )
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: Rule | None = None) -> Any:
-        """The result of `func(*args, **kwargs)`, or of `rule`. Only the fake mode may be active.
-
-        A rule depends only on the metadata of its arguments, not on values or references, and creates new tensors.
-        """
+        """The result of `func(*args, **kwargs)`, or of `rule`. Only the fake mode may be active. A rule depends only
+        on the metadata of its arguments, not on values or references, and creates new tensors."""
         self.last = None
         if args and args[0].__class__ is list and len(args[0]) > _MAX_LENGTH and self._usable:
             if _only_writes(func):

@@ -100,10 +100,8 @@ def operations_of(func: Any, args: Arguments, kwargs: Named, result: Any, device
 
 
 def kernel_operation(name: str, arguments: Iterable[Any], device: str, **fields: Any) -> Operation:
-    """A kernel that is called outside the dispatcher and reads or writes each of its tensors once.
-
-    `fields`: fields of `Operation` that override the computed ones.
-    """
+    """A kernel that is called outside the dispatcher and reads or writes each of its tensors once. `fields`: fields of
+    `Operation` that override the computed ones."""
     tensors = [tensor for tensor in plain_tensors_in(arguments) if device_type(tensor) == device]
     values: dict[str, Any] = {
         "kind": "memory",
@@ -243,11 +241,8 @@ def _linear(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Ope
 
 
 def _grouped_mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """Groups of rows, each with a separate weight; for two matrices, groups of the summed dimension.
-
-    The number of rows in a group depends on values; groups are assumed to be equal (torch 2.13:
-    native/cuda/GroupedBlas.cpp).
-    """
+    """Groups of rows, each with a separate weight; for two matrices, groups of the summed dimension. The number of
+    rows in a group depends on values; groups are assumed to be equal (torch 2.13: native/cuda/GroupedBlas.cpp)."""
     a, b = args[0], args[1]
     offsets = args[2] if len(args) > 2 else kwargs.get("offs")
     groups = offsets.shape[0] if offsets is not None else a.shape[0]

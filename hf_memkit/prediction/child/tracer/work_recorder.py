@@ -1,4 +1,4 @@
-"""Records what a traced training computes, call by call.
+"""Records the operations of a traced training, call by call.
 
 The tracer records each operation; kernels outside the dispatcher are recorded by `launched`, or listed in
 `NOT_COUNTED` with the reason (tests/prediction/test_work_recorder.py finds kernels with neither).

@@ -26,10 +26,8 @@ def learns_from_answers(trainer: Any) -> bool:
 
 
 def before_step(trainer: Any, *, own_answers: bool | None) -> None:
-    """Makes the Trainer generate new answers in this step, even if they are normally used for several.
-
-    `own_answers`: whether this step trains on the model's answers, if that is random (`mixes_answers`); else None.
-    """
+    """Makes the Trainer generate new answers in this step, even if they are normally used for several. `own_answers`:
+    whether this step trains on the model's answers, if that is random (`mixes_answers`); else None."""
     if own_answers is not None:
         trainer.lmbda = float(own_answers)
     if learns_from_answers(trainer):
@@ -37,11 +35,8 @@ def before_step(trainer: Any, *, own_answers: bool | None) -> None:
 
 
 def patch_rewards(trainer: Any) -> Iterator[str]:
-    """Replaces the reward functions of a Trainer, and yields notes on it.
-
-    Reward functions are the user's (networks, judges, sandboxes) and are not called. Reward models stay, and are
-    counted.
-    """
+    """Replaces the reward functions of a Trainer, and yields notes on it. Reward functions are the user's (networks,
+    judges, sandboxes) and are not called. Reward models stay, and are counted."""
     trl_utils = sys.modules.get("trl.trainer.utils")
     if trl_utils is None:
         return

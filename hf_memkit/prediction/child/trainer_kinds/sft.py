@@ -59,18 +59,16 @@ def why_not_padding_free(trainer: Any) -> str:
             return f"only SFTTrainer is supported, and this is {type(trainer).__name__}"
         return "it needs a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
     if not type(trainer.data_collator).__module__.startswith("trl."):
-        return "TRL refuses it beside the script's own data_collator"
+        return "TRL refuses it with the script's own data_collator"
     if trainer.compute_metrics is not None:
         return "compute_metrics would get the rows of a batch as one row"
     return ""
 
 
 def padding_free_change(trainer: Any, longest: int | None, attention: str) -> str:
-    """The settings for padding-free rows; empty if TRL refuses them. `longest`: tokens of the longest row.
-
-    TRL refuses `padding_free` with `max_length`, and cuts no rows without it (trl 1.16.0: sft_trainer.py,
-    `SFTTrainer.__init__`).
-    """
+    """The settings for padding-free rows; empty if TRL refuses them. `longest`: tokens of the longest row. TRL refuses
+    `padding_free` with `max_length`, and cuts no rows without it (trl 1.16.0: sft_trainer.py,
+    `SFTTrainer.__init__`)."""
     arguments, flash = trainer.args, f'attn_implementation="{attention}"'
     if not hasattr(arguments, "padding_free"):
         return f"data_collator=DataCollatorWithFlattening() and {flash}"

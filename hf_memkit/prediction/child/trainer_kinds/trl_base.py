@@ -30,11 +30,8 @@ def patch_trl() -> None:
 
 
 def is_loading_model() -> bool:
-    """Whether a Trainer of TRL is loading its model.
-
-    It chooses device_map="auto" only outside distributed runs, and None under DeepSpeed, for any `model_init_kwargs`
-    (trl 1.16.0: sft_trainer.py 691, utils.py 1350).
-    """
+    """Whether a Trainer of TRL is loading its model. It chooses device_map="auto" only outside distributed runs, and
+    None under DeepSpeed, for any `model_init_kwargs` (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         in_trl = str(frame.f_globals.get("__name__")).startswith("trl.")

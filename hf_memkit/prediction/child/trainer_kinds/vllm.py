@@ -44,10 +44,8 @@ def traced_vllm(trainer: Any) -> Vllm | None:
 
 
 def patch_vllm() -> None:
-    """Replaces vLLM in TRL's code by an engine without memory that only returns answers.
-
-    Modules of TRL that do not use its `VLLMGeneration` still need vLLM.
-    """
+    """Replaces vLLM in TRL's code by an engine without memory that only returns answers. Modules of TRL that do not
+    use its `VLLMGeneration` still need vLLM."""
     if "trl" not in sys.modules:
         return
     module: Any = importlib.import_module("trl.generation.vllm_generation")

@@ -397,10 +397,8 @@ def _remove_callbacks(trainer: Any, *added: TrainerCallback) -> list[str]:
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """All parameters with their scales, and buffers, of all modules.
-
-    Real ones on the host become tensors of the traced training: buffers, and parameters if it runs on the host.
-    """
+    """All parameters with their scales, and buffers, of all modules. Real ones on the host become tensors of the
+    traced training: buffers, and parameters if it runs on the host."""
     tensors: list[torch.Tensor] = []
     for module in [obj for obj in gc.get_objects() if issubclass(type(obj), torch.nn.Module)]:
         for name, buffer in module._buffers.items():

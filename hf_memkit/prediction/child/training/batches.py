@@ -57,14 +57,17 @@ class ChosenBatches:
     """Batches of a data loader.
 
     Attributes:
-        worst: the batch that needs most memory of those that the sampler can form. description: which rows were read,
-        and the shape of the worst batch. rows: of the worst batch; 0: unknown. typical, high: the median batch, and
-        the 95th percentile; None: sizes of rows are unknown. half, cut: the worst batch with half of its rows; with
-        rows cut to the 95th percentile of tokens, and that number; None: not possible. unreadable: a row that cannot
-        be read, and the error. others: further batches that may need most: they have more tokens than `worst`, or
-        larger images. shuffled: whether the sampler can combine any rows. digest: of the sizes of all rows; empty: not
-        all were read. mean: for "usual" and "worst" batches, the average batch's tokens relative to theirs: with
-        padding, and without.
+        worst: the batch that needs most memory of those that the sampler can form.
+        description: which rows were read, and the shape of the worst batch.
+        rows: of the worst batch; 0: unknown.
+        typical, high: the median batch, and the 95th percentile; None: sizes of rows are unknown.
+        half, cut: the worst batch with half of its rows; with rows cut to the 95th percentile of tokens, and that
+            number; None: not possible.
+        unreadable: a row that cannot be read, and the error.
+        others: further batches that may need most: they have more tokens than `worst`, or larger images.
+        shuffled: whether the sampler can combine any rows.
+        digest: of the sizes of all rows; empty: not all were read.
+        mean: the average batch's tokens relative to "usual" and "worst" ones: with padding, and without.
         padding: average share of padding in a batch if rows are padded to the longest, in batches of two for a loader
             with single rows. None, and `mean` empty: sizes are not tokens.
     """
@@ -131,10 +134,8 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
 
 
 def shapes_of(chosen: ChosenBatches, part: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
-    """The worst, typical and high batch in words; None if they have about the same size.
-
-    `part` selects the part of a batch that counts.
-    """
+    """The worst, typical and high batch in words; None if they have about the same size. `part` selects the part of a
+    batch that counts."""
     worst, typical = part(chosen.worst), part(chosen.typical)
     if chosen.typical is None or not _exceeds(size_of(worst), size_of(typical), _MUCH_LARGER):
         return None

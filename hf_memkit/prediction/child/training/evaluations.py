@@ -181,10 +181,8 @@ class Evaluations:
     # ---- one evaluation ----
 
     def trace(self, call: EvaluationCall, dtype: torch.dtype | None = None) -> Any:
-        """Runs the call with Trainer's loop over the largest batches and without metrics; returns its result.
-
-        An error in the script's method after that loop adds a note. `dtype`: of the batches, if an engine casts them.
-        """
+        """Runs the call with Trainer's loop over the largest batches and without metrics; returns its result. An error
+        in the script's method after that loop adds a note. `dtype`: of the batches, if an engine casts them."""
         loops, answer, self.answer = self._loops, self.answer, None
         outer, self._dtype = self._dtype, dtype
         try:

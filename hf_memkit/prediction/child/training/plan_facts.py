@@ -102,11 +102,8 @@ def made_by_trainer(trainer: Any) -> bool:
 
 
 def why_padding_needed(trainer: Any) -> str:
-    """Why rows cannot be concatenated without padding in this training; empty if they can.
-
-    The model must be a causal language model that accepts positions and computes in 16 bits with flash attention, on a
-    GPU that supports it.
-    """
+    """Why rows cannot be concatenated without padding in this training; empty if they can. The model must be a causal
+    language model that accepts positions and computes in 16 bits with flash attention, on a GPU that supports it."""
     arguments, model = trainer.args, trainer.model
     base = base_model(model)
     name = type(base).__name__
@@ -170,11 +167,9 @@ def _is_divided(trainer: Any) -> bool:
 
 
 def _is_scaled(trainer: Any, model: Any) -> bool:
-    """Whether other accumulation steps scale the gradients.
-
-    Trainer does not divide by them if `forward` accepts further keyword arguments (transformers 5.23.0: trainer.py 518
-    and 2159), even if the loss ignores the tokens of the step, as in BERT, T5 and BART, or in a user's `compute_loss`.
-    """
+    """Whether other accumulation steps scale the gradients. Trainer does not divide by them if `forward` accepts
+    further keyword arguments (transformers 5.23.0: trainer.py 518 and 2159), even if the loss ignores the tokens of
+    the step, as in BERT, T5 and BART, or in a user's `compute_loss`."""
     if _is_divided(trainer) or getattr(trainer, "loss_is_scaled_for_ga", None):
         return False
     config = getattr(model, "config", None)

@@ -71,9 +71,7 @@ def rows_for(
     training: SetupTraining, setup: Setup, model: Any, length: int | None = None
 ) -> Callable[[int, int], Rows]:
     """A function (batch size, number of rows) → data set with rows of `length` tokens. Default: the training's length.
-
-    If batches are padded, the first row of a batch is the longest.
-    """
+    If batches are padded, the first row of a batch is the longest."""
     padded = training.padded if training.padded is not None else pads(setup, model)
     row = example(model, length or training.sequence_length, with_mask=padded)
     if "data.target_length" in setup:  # text pairs
