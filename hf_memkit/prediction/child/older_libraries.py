@@ -1,11 +1,12 @@
 """Differences of earlier library versions; the rest of the child process uses today's transformers and torch.
 
 Each difference is detected from an attribute of the library; the versions are for information.
+
 | difference | versions | before and after |
 |---|---|---|
 | options of `_load_pretrained_model` | 4.57 | keyword arguments; later one object |
 | parameters that stay in fp32 | 4.57 | a pattern; in 5.0 an attribute of the model; later in the options |
-| result of it | 4.57 | six values; in 5.0 one; later two |
+| its result | 4.57 | six values; in 5.0 one; later two |
 | `init_empty_weights` | 4.57 | moves parameters to the meta device one by one; later they are created there |
 | `get_quantize_ops` | 4.57 | is `create_quantized_param` |
 | the first turn of `generate` | 4.57 | part of the loop; later `_prefill` |
