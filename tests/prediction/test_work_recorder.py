@@ -224,7 +224,7 @@ QUERIES: Final = {
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_base.py: Trainer.__init__",
     "vllm.py: module.SamplingParams", "vllm.py: module.StructuredOutputsParams",
-    "vllm.py: each.is_vllm_available", "preference.py: base._precompute_ref_logps",
+    "vllm.py: value.is_vllm_available", "preference.py: base._precompute_ref_logps",
     "preference.py: tracer.default", "online.py: trainer._buffered_inputs", "online.py: trainer.lmbda",
     "preference.py: replace_everywhere(utils.hash_module, lambda module: 'predicted')",
     "online.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda sequences: sequences)",

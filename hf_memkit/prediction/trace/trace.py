@@ -122,13 +122,13 @@ class Trace:
 
     def peak(self) -> TracePeak:
         """The moment with the most live bytes."""
-        live = most = 0
+        live = maximum = 0
         peak_at = -1
         for index, event in enumerate(self.events):
             size = rounded(self.sizes_bytes[abs(event) - 1])
             live += size if event > 0 else -size
-            if live > most:
-                most, peak_at = live, index
+            if live > maximum:
+                maximum, peak_at = live, index
         return self.at(peak_at)
 
     def at(self, event: int) -> TracePeak:
@@ -158,10 +158,10 @@ class Trace:
         peaks: dict[Phase, int] = {}
         live = 0
         for start, end, phase in self.spans():
-            most = peaks.get(phase, 0)
+            maximum = peaks.get(phase, 0)
             for event in self.events[start:end]:
                 size = rounded(self.sizes_bytes[abs(event) - 1])
                 live += size if event > 0 else -size
-                most = max(most, live)
-            peaks[phase] = max(most, live)
+                maximum = max(maximum, live)
+            peaks[phase] = max(maximum, live)
         return {phase: peaks[phase] for phase in PHASES if phase in peaks}

@@ -49,9 +49,9 @@ def patch_vllm() -> None:
     if "trl" not in sys.modules:
         return
     module: Any = importlib.import_module("trl.generation.vllm_generation")
-    for name, each in list(sys.modules.items()):
-        if name.startswith("trl.") and "VLLMGeneration" in vars(each) and "is_vllm_available" in vars(each):
-            each.is_vllm_available = lambda *args, **kwargs: True  # type: ignore[attr-defined]
+    for name, value in list(sys.modules.items()):
+        if name.startswith("trl.") and "VLLMGeneration" in vars(value) and "is_vllm_available" in vars(value):
+            value.is_vllm_available = lambda *args, **kwargs: True  # type: ignore[attr-defined]
     module.LLM, module.VLLMClient = _Engine, _Server
     module.SamplingParams = module.StructuredOutputsParams = SimpleNamespace
 

@@ -54,7 +54,7 @@ class KeptPredictions:
                 container.tensors = _rows(container.tensors, 1 + self._skipped_on_gpu, 1)
             else:
                 container.tensors.append(_rows(tensors, self._skipped_on_gpu, 1))
-        tensors = tree_leaves([each.tensors for each in self._added])
+        tensors = tree_leaves([container.tensors for container in self._added])
         self.gpu_bytes = max(self.gpu_bytes, sum(leaf.nbytes for leaf in tensors if isinstance(leaf, torch.Tensor)))
 
     @property
