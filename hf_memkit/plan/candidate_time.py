@@ -25,7 +25,7 @@ from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodelled_keys, zero_traffic
 from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.plan.judgement import Judged
-from hf_memkit.prediction.from_script import shapes
+from hf_memkit.prediction.from_script import facts_from_sizes
 from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining, Weights
@@ -252,8 +252,8 @@ def _engine_hooks(training: TracedTraining, gpus: int) -> EngineHooks:
 
 def _models(weights: Weights) -> tuple[ModelFacts, ModelFacts | None]:
     return (
-        shapes([(size, True) for size in weights.trained or [0]]),
-        shapes([(size, True) for size in weights.frozen]) if weights.frozen else None,
+        facts_from_sizes([(size, True) for size in weights.trained or [0]]),
+        facts_from_sizes([(size, True) for size in weights.frozen]) if weights.frozen else None,
     )
 
 

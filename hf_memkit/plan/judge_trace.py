@@ -20,7 +20,7 @@ from hf_memkit.plan.judgement import Judged, judged, usable_bytes
 from hf_memkit.plan.search import AT_ONCE
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import RanScript, checked
+from hf_memkit.prediction.running_scripts import ScriptTrace, training_of
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
@@ -48,8 +48,8 @@ def of_trace(
     pricing: Pricing,
     ram_is_given: bool,
 ) -> Judged:
-    training = checked(script, traced.outcome())
-    ran = RanScript(training, device, notes)
+    training = training_of(script, traced.outcome())
+    ran = ScriptTrace(training, device, notes)
     prediction, _training = predicted_training(
         ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
         enough_bytes=usable_bytes(machine),

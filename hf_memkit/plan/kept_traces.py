@@ -41,7 +41,7 @@ class KeptTraces:
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
         own = replace(own, host=None)  # measured anew each time
-        text = wire.written([source, script.arguments, own, asked_on, _versions()], sort_keys=True)
+        text = wire.dumps([source, script.arguments, own, asked_on, _versions()], sort_keys=True)
         self._folder = _cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()
 
@@ -49,7 +49,7 @@ class KeptTraces:
         """Whether such a trace was kept, which is then at `result`."""
         path = self._path(overrides)
         with contextlib.suppress(OSError, ValueError):
-            wire.read(Outcome, path.read_text())
+            wire.loads(Outcome, path.read_text())
             shutil.copyfile(path, result)
             path.touch()
             return True

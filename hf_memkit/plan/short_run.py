@@ -129,7 +129,7 @@ class _ShortTraining:
             )
             return own
         self._found["worst"] = shape_of(chosen.worst)
-        self._found["notes"].append(f"the worst batch is {chosen.said}")
+        self._found["notes"].append(f"the worst batch is {chosen.description}")
         micro_batches = int(trainer.args.gradient_accumulation_steps)
         steps = [*[[chosen.worst, *chosen.others]] * (WORST_STEPS - 1), list(chosen.others) or [chosen.worst]]
         worst = [each for step in steps for each in itertools.islice(itertools.cycle(step), micro_batches)]

@@ -27,13 +27,13 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
-    asked,
-    checked,
-    device_of,
-    here,
-    own_worker,
     refuse_engine,
+    run_in_worker,
     script_request,
+    script_worker,
+    trace_device,
+    training_of,
+    worker_errors,
 )
 from hf_memkit.prediction.trace.request import EARLY, LATE, Device, ForkEnded, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
@@ -52,7 +52,7 @@ class TraceFile:
     died: str | None = None
 
     def outcome(self) -> Outcome:
-        return wire.read(Outcome, self.path.read_text()) if self.path is not None else Outcome(died=self.died)
+        return wire.loads(Outcome, self.path.read_text()) if self.path is not None else Outcome(died=self.died)
 
 
 class ScriptTraces:
@@ -111,14 +111,14 @@ class ScriptTraces:
     def start(self) -> None:
         """Runs the script up to where it makes its Trainer."""
         refuse_engine(self._script, self._environment)
-        worker, stdin = self._stack.enter_context(own_worker(None))
-        self.device, self.notes = device_of(worker, self._script)
+        worker, stdin = self._stack.enter_context(script_worker(None))
+        self.device, self.notes = trace_device(worker, self._script)
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
         script: Future[Outcome] = Future()
 
         def run() -> None:
             try:
-                script.set_result(asked(worker, request))
+                script.set_result(run_in_worker(worker, request))
             except BaseException as error:
                 script.set_exception(error)
 
@@ -127,7 +127,7 @@ class ScriptTraces:
         late = self._folder / LATE
         while not late.exists():
             if script.done():
-                checked(self._script, script.result())
+                training_of(self._script, script.result())
                 raise InputError(
                     f"{self._script}: ended before it created a Trainer. Plan a script that calls Trainer.train()"
                 )
@@ -191,8 +191,8 @@ class ScriptTraces:
                 self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides)
             result = self._result()
-            with here(self._script):
-                died = self._fresh.write(request, result)
+            with worker_errors(self._script):
+                died = self._fresh.run_to_file(request, result)
         return _file(result, died)
 
     def _request(self) -> ScriptRequest:
@@ -228,7 +228,7 @@ class _Waiting:
         with self._lock:
             self._answers[str(result)] = answer
             try:
-                self._socket.sendall(wire.written(request).encode() + b"\n")
+                self._socket.sendall(wire.dumps(request).encode() + b"\n")
             except OSError:
                 return None
         try:
@@ -240,7 +240,7 @@ class _Waiting:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
-                answer = wire.read(ForkEnded, line.decode())
+                answer = wire.loads(ForkEnded, line.decode())
                 self._answers.pop(answer.result).set_result(answer)
         with self._lock:
             for each in self._answers.values():

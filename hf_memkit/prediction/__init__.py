@@ -1,15 +1,16 @@
-"""Prediction: what a training will need, by phase and category, before a GPU second is spent.
+"""Predicts the memory of a training, by phase and category, before it runs.
 
 ```python
 from hf_memkit import predict, preset
 
 setup = preset("resident", model="gpt2-xl", gpu_memory="16GB", sequence_length=1024)
-found = predict(setup)
-print(found.verdict, found.peak_allocated_bytes, found.peak_module)
+prediction = predict(setup)
+print(prediction.verdict, prediction.peak_allocated_bytes, prediction.peak_module)
 ```
 
-A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`); what it allocates and frees
-(`trace.py`) is replayed through a model of PyTorch's caching allocator (`replay.py`), and judged (`verdict.py`).
+A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`). Its allocations and frees
+(`trace/`) are replayed through a model of PyTorch's caching allocator (`allocator/`), and compared with the GPU
+(`verdict.py`).
 """
 
 from __future__ import annotations

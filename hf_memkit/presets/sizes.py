@@ -193,7 +193,9 @@ def find_largest(
 
 def fits(prediction: Prediction, machine: Machine) -> bool:
     """Whether the GPU has room; RAM and disk do not depend on the batch."""
-    return prediction.judged(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
+    return (
+        prediction.with_verdict(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
+    )
 
 
 def _next_size(choices: Sequence[int], predictions: Mapping[int, Prediction], machine: Machine) -> int | None:

@@ -13,7 +13,7 @@ from hf_memkit.catalog.hardware import Machine, described_gpu, described_machine
 from hf_memkit.catalog.library_versions import GENERATION_FIELDS
 from hf_memkit.catalog.models import refuse_absent, why_no_hub
 from hf_memkit.common.errors import InputError
-from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, refuse_precision, with_class
+from hf_memkit.prediction.defaults import ModelDescription, default_setup, describe_model, refuse_precision, with_class
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.for_model import resolve_preset
 from hf_memkit.presets.preset_setup import mistakes_of
@@ -55,7 +55,7 @@ def resolve_training(request: Request) -> Setup:
     # Last, because finding this machine's GPU may import torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     shared_worker().start()  # it loads its libraries while the model is read here
-    model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
+    model = describe_model(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
     if request.preset:
         if model.own_code:
@@ -104,7 +104,9 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]) -> Setup:
+def _defaults(
+    request: Request, model: ModelDescription, fields: dict[str, Any], machine: Machine, notes: list[str]
+) -> Setup:
     """Trainer's defaults with the user's own. Mistakes that rules detect become notes, because Trainer would train
     with them."""
     job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)

@@ -77,17 +77,17 @@ class ByData:
         lengths = self._batches_of(setup)
         if lengths is None:
             return predict(setup)
-        typical = _with_lengths(setup, lengths.usual) if lengths.usual is not None else None
-        prediction = predict(_with_lengths(setup, lengths.worst), usual=typical)
-        return prediction.with_notes(*self._notes, f"predicted: {lengths.said}")
+        typical = _with_lengths(setup, lengths.typical) if lengths.typical is not None else None
+        prediction = predict(_with_lengths(setup, lengths.worst), typical=typical)
+        return prediction.with_notes(*self._notes, f"predicted: {lengths.description}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
         """Needs of a typical batch, and of smaller worst batches if `worst`, the prediction, does not fit; None if all
         batches have about one size."""
         lengths = self._batches_of(setup)
-        if lengths is None or lengths.usual is None or lengths.shapes is None:
+        if lengths is None or lengths.typical is None or lengths.shapes is None:
             return None
-        typical = _with_lengths(setup, lengths.usual)
+        typical = _with_lengths(setup, lengths.typical)
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
             if lengths.half is not None and lengths.rows == setup.micro_batch_size:
@@ -96,7 +96,7 @@ class ByData:
             if lengths.cut is not None:
                 cut = _with_lengths(setup, lengths.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
-        needs = {change: predict(reduced, usual=typical) for change, reduced in smaller.items()}
+        needs = {change: predict(reduced, typical=typical) for change, reduced in smaller.items()}
         smaller_needs = {change: need for change, need in needs.items() if need.needs_less_than(worst)}
         return BatchNeeds(lengths.shapes, predict(typical), smaller_needs)
 

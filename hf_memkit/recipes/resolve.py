@@ -228,7 +228,7 @@ def predict_recipe(
     setup, prediction = resolve(request, judge)
     prediction = prediction or judge(setup)
     batches = batches_of(judge, setup, prediction)
-    batch_notes = [batches.said(prediction)] if batches is not None else []
+    batch_notes = [batches.sentence(prediction)] if batches is not None else []
     return prediction.with_notes(*batch_notes, f"variant {setup.preset}: {setup.why}")
 
 

@@ -115,7 +115,7 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
         earlier = by_variant.get(entry.variant)
         if entry.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
             continue
-        by_variant[entry.variant] = Option(recipe, replace(entry, prediction=entry.prediction.judged(machine)))
+        by_variant[entry.variant] = Option(recipe, replace(entry, prediction=entry.prediction.with_verdict(machine)))
     return list(by_variant.values())
 
 
@@ -156,7 +156,7 @@ def stored_prediction(recipe: Recipe, setup: Setup) -> Prediction:
                 disk_bytes=setup.ledger.total_bytes("disk"),
                 warnings=(),
             )
-            return prediction.with_warnings(emulated_by_setup(setup)).judged(job.machine)
+            return prediction.with_warnings(emulated_by_setup(setup)).with_verdict(job.machine)
     name = setup.request.recipe if setup.request is not None else None
     raise InputError(f"memkit recipe {name or recipe.name} --variant {setup.preset} --dry-run predicts it")
 

@@ -30,7 +30,7 @@ def refuse_too_large(job: RecipeRun, say: Callable[[str], None]) -> None:
     if problems := shortages(job.setup.ledger, machine):
         raise DoesNotFitError(f"{job.output}: {'; '.join(problems)}")
     if job.prediction is not None and machine.gpu is not None:
-        predicted = Prediction.from_json(job.prediction).judged(machine)
+        predicted = Prediction.from_json(job.prediction).with_verdict(machine)
         if predicted.verdict == "does not fit":
             say(f"memkit: warning: predicted not to fit: {predicted.why}")
 

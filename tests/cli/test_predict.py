@@ -275,7 +275,7 @@ def predicted(job: Setup, reserved_gib: float, cap_gib: float = 11.0, **changes:
         "host_rss_bytes": 6 * GIB,
         "notes": ("flash attention's scratch is bounded",),
     }
-    return Prediction(**{**values, **changes}).judged(job.resolved_for.machine)
+    return Prediction(**{**values, **changes}).with_verdict(job.resolved_for.machine)
 
 
 def drawn(

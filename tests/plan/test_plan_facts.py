@@ -149,15 +149,15 @@ def test_flags_are_for_what_reads_them() -> None:
     where it reads them with TRL's own copy of HfArgumentParser."""
     pytest.importorskip("trl")
     code = (
-        "from hf_memkit.prediction.child.training import plan_facts as facts; facts.note_parsers()\n"
+        "from hf_memkit.prediction.child.training import plan_facts as facts; facts.note_argument_parsers()\n"
         "import dataclasses, json, pathlib, sys; from transformers import HfArgumentParser, TrainingArguments\n"
         "Other = dataclasses.make_dataclass('Other', [('name', str, 'x')])\n"
         "HfArgumentParser(Other).parse_args_into_dataclasses()\n"
-        "HfArgumentParser(TrainingArguments).parse_dict({'output_dir': 'out'}); assert not facts._made_parsers\n"
+        "HfArgumentParser(TrainingArguments).parse_dict({'output_dir': 'out'}); assert not facts._argument_parsers\n"
         "HfArgumentParser((Other, TrainingArguments)).parse_args_into_dataclasses()\n"
         "from trl import SFTConfig, TrlParser; sys.argv += ['--use_cpu', 'True', '--bf16', 'False']\n"
         "TrlParser((SFTConfig,)).parse_args_and_config()\n"
-        "print([each.__name__ for each in facts._made_parsers])"
+        "print([each.__name__ for each in facts._argument_parsers])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "['HfArgumentParser', 'TrlParser']\n", ran.stderr[-500:]

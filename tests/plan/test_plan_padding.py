@@ -27,7 +27,7 @@ from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces
-from hf_memkit.prediction.child.training.plan_facts import needs_padding, plan_facts
+from hf_memkit.prediction.child.training.plan_facts import plan_facts, why_padding_needed
 from hf_memkit.prediction.traced_training import Padding, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 from tests.plan.made_trainings import changed
@@ -180,5 +180,5 @@ def test_what_keeps_padding_in_a_training(tmp_path: Path) -> None:
     """Would notice: flash attention offered to a model without it, or where no GPU has it."""
     arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
     bert = BertForMaskedLM(BertConfig(**SHAPE, vocab_size=50))
-    assert "BertForMaskedLM is not a causal language model" in needs_padding(Trainer(bert, arguments))
-    assert "8.0 or later" in needs_padding(Trainer(llama(), arguments)), "no GPU here"
+    assert "BertForMaskedLM is not a causal language model" in why_padding_needed(Trainer(bert, arguments))
+    assert "8.0 or later" in why_padding_needed(Trainer(llama(), arguments)), "no GPU here"

@@ -254,9 +254,9 @@ def test_traces_are_kept_by_training(folder: Path, monkeypatch: pytest.MonkeyPat
 
     said.append(notes())
     (file,) = kept.glob("*.json")
-    marked = wire.read(Outcome, file.read_text()).training
+    marked = wire.loads(Outcome, file.read_text()).training
     assert marked is not None
-    file.write_text(wire.written(Outcome(replace(marked, notes=("from before",)))))
+    file.write_text(wire.dumps(Outcome(replace(marked, notes=("from before",)))))
     said.append(notes())
     file.write_text('{"trace": {}, "about": {}}')  # of another form
     assert "30 rows" in notes()[0]

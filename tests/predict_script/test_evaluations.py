@@ -1,4 +1,4 @@
-"""What a script's evaluations hold: beside real ones of all batches, with the same arguments."""
+"""Memory of a script's evaluations, compared with real ones of all batches with the same arguments."""
 
 from __future__ import annotations
 

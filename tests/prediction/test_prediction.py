@@ -53,15 +53,15 @@ def names_in_the_reference() -> set[str]:
 
 
 def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
-    judged = made(peak_module="lm_head<0>").judged(MACHINE)
-    shown, page = str(judged), judged._repr_html_()
+    prediction = made(peak_module="lm_head<0>").with_verdict(MACHINE)
+    shown, page = str(prediction), prediction._repr_html_()
     assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
     assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
     assert str(made()).startswith("NO VERDICT")
 
 
 def test_json_has_the_names_of_the_reference() -> None:
-    told = made().judged(MACHINE).to_json()
+    told = made().with_verdict(MACHINE).to_json()
     named = names_in_the_reference()
     assert named <= set(told)
     assert set(told) - named <= {"why", "source"}
@@ -74,12 +74,12 @@ def test_json_has_the_names_of_the_reference() -> None:
 
 @pytest.mark.parametrize("card", [GPU, None])
 def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
-    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).judged(MACHINE.with_gpu(card))
+    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).with_verdict(MACHINE.with_gpu(card))
     assert Prediction.from_json(json.loads(json.dumps(prediction.to_json()))) == prediction
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"peak_allocated_bytes": 10 * GIB}, "categories add up to"),
         ({"categories": {"weights": 10 * GIB + 512}}, "must be all of"),
@@ -88,8 +88,8 @@ def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
         ({"verdict": "maybe"}, "maybe"),
     ],
 )
-def test_what_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         made(**changes)
 
 
@@ -151,20 +151,20 @@ def test_verdicts_say_why_with_their_numbers() -> None:
 def test_ram_and_disk_count_too() -> None:
     enough = verdict(12 * GIB, 11 * GIB, host_bytes=64 * GIB, disk_bytes=100 * GIB)
     assert enough.verdict == "fits"
-    for more, said in (
+    for more, message in (
         ({"host_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
         ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
     ):
         short = verdict(12 * GIB, 11 * GIB, **more)
-        assert short.verdict == "does not fit" and said in short.why and "on the GPU: the allocator" in short.why
-    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
-    assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
+        assert short.verdict == "does not fit" and message in short.why and "on the GPU: the allocator" in short.why
+    prediction = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).with_verdict(MACHINE)
+    assert prediction.verdict == "does not fit" and "70.00 GiB of RAM" in prediction.why, "page-locked RAM is RAM"
 
 
 def test_without_a_gpu_there_is_no_verdict() -> None:
-    prediction = made().judged(MACHINE.with_gpu(None))
+    prediction = made().with_verdict(MACHINE.with_gpu(None))
     assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu NAME" in prediction.why
-    assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
+    assert made(host_rss_bytes=65 * GIB).with_verdict(MACHINE.with_gpu(None)).verdict is None
 
 
 def test_a_confidence_says_what_it_rests_on() -> None:

@@ -38,7 +38,7 @@ def made_of(held: float, grows: float, step: float) -> Callable[[int], Predictio
                 "data": (int(held * GIB), None), "forward": (int((held + 0.8 * grows * size) * GIB), None),
                 "backward": (int(backward * GIB), None), "optimizer": (int(optimizer * GIB), None),
             },
-        ).judged(MACHINE)  # fmt: skip
+        ).with_verdict(MACHINE)  # fmt: skip
 
     return trace
 

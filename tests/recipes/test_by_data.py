@@ -108,7 +108,7 @@ def test_the_worst_batch_is_the_run_s(
         run(job, lambda line: None, Ranks(), write=partial(export_script, job, Path(job.output)))
     (trainer,) = made
     result = ByData()._batches_of(job.setup)
-    assert result is not None and result.usual is not None
+    assert result is not None and result.typical is not None
     loader = trainer.get_train_dataloader()
     rows, columns = trainer.train_dataset, list(result.worst)
     lengths = [[len(row[column]) for column in columns] for row in rows]
@@ -122,7 +122,7 @@ def test_the_worst_batch_is_the_run_s(
     real = loader.collate_fn([rows[row] for row in max(drawn, key=tokens)])
     for column in columns:
         assert result.worst[column] == real[column].shape[1]
-    assert result.worst["input_ids"] > result.usual["input_ids"]
+    assert result.worst["input_ids"] > result.typical["input_ids"]
 
 
 SMALL = ("--gpu-memory", "950MB")

@@ -42,7 +42,7 @@ def test_a_plan_file_is_read_under_todays_names(tmp_path: Path) -> None:
     assert overrides.arguments == {"activation_checkpointing": True, "learning_rate": 1e-4, "packing": True}
     assert overrides.model == {"dtype": "bfloat16"}
     assert overrides.environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "2"}
-    assert wire.read(Overrides, wire.written(overrides)) == overrides and Overrides().to_json() == {}
+    assert wire.loads(Overrides, wire.dumps(overrides)) == overrides and Overrides().to_json() == {}
 
 
 @pytest.mark.parametrize(
