@@ -15,7 +15,7 @@ from hf_memkit.common.ended_with_parent import watch
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.candidate_time import Pricing, priced
+from hf_memkit.plan.candidate_time import Speeds, with_times
 from hf_memkit.plan.judgement import Judged, judged, usable_bytes
 from hf_memkit.plan.search import AT_ONCE
 from hf_memkit.plan.traces import TraceFile
@@ -45,7 +45,7 @@ def of_trace(
     machine: Machine,
     gpus: int,
     environment: Mapping[str, str],
-    pricing: Pricing,
+    speeds: Speeds,
     ram_is_given: bool,
 ) -> Judged:
     training = checked(script, traced.outcome())
@@ -62,7 +62,7 @@ def of_trace(
     if work is None or device != "cuda":
         return found
     found = replace(found, row_products=_row_products(work, training.arguments.per_device_train_batch_size))
-    return priced(found, work, known, pricing, gpus=gpus)
+    return with_times(found, work, known, speeds, gpus=gpus)
 
 
 def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:

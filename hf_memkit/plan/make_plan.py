@@ -21,7 +21,7 @@ from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.user_files import user_path
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.candidate_time import Pricing
+from hf_memkit.plan.candidate_time import Speeds
 from hf_memkit.plan.choices import (
     ADAPTERS,
     ON_DISK,
@@ -137,8 +137,8 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
             with ScriptTraces(script, largest, request.variables, gpus=request.gpus, keeps=request.keeps) as traces:
                 traces.start()
                 for at in numbers:
-                    pricing = Pricing.of(machines[at], request.host)
-                    judge = _Judge(traces, pool, script, _with_disk(machines[at], pricing.given), request, pricing)
+                    speeds = Speeds.of(machines[at], request.host)
+                    judge = _Judge(traces, pool, script, _with_disk(machines[at], speeds.given), request, speeds)
                     found[at] = replace(_planned(judge), machine=machines[at])
                     if found[at].stopped_by_hand:
                         return tuple(found[each] for each in sorted(found))
@@ -167,7 +167,7 @@ def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) ->
     request = replace(request, limit_s=LIMIT_S)
     with judging_pool() as pool, ScriptTraces(script, machine, request.variables, gpus=request.gpus) as traces:
         traces.start()
-        return _search(_Judge(traces, pool, script, machine, request, Pricing.of(machine)))[0].nearest()
+        return _search(_Judge(traces, pool, script, machine, request, Speeds.of(machine)))[0].nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
@@ -184,7 +184,7 @@ def _search(judge: _Judge) -> tuple[Search, Judged, LeftOut]:
     left_out: LeftOut = {}
     ways = choices_for(
         own, judge.machine, request.variables, gpus=request.gpus, left_out=left_out, also=request.also,
-        nvme_path=judge.pricing.given.nvme_path,
+        nvme_path=judge.speeds.given.nvme_path,
     )  # fmt: skip
     per_gpu, (group, why) = _asked_for(request.sequences, own.facts) // request.gpus, of_batch(own.facts.batch)
     if group == "another method":
@@ -232,7 +232,7 @@ def _planned(judge: _Judge) -> Plan:
     for name in also:
         if name not in tried:
             left_out.setdefault(name, f"the search ended before it{longer}")
-    folder = judge.pricing.given.nvme_path
+    folder = judge.speeds.given.nvme_path
     if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
         left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
     return Plan(
@@ -249,7 +249,7 @@ def _planned(judge: _Judge) -> Plan:
         stopped_by_hand=search.stopped_by_hand,
         notes=(
             *judge.traces.notes,
-            *judge.pricing.warnings,
+            *judge.speeds.warnings,
             *_about_variant(judge.machine),
             *_about_own(as_it_is),
             *_about_folder(folder, search.judged),
@@ -307,7 +307,7 @@ class _Judge:
     script: UserScript
     machine: Machine
     request: PlanRequest
-    pricing: Pricing
+    speeds: Speeds
     as_it_is: Judged = field(init=False)
     first: Judged = field(init=False)  # to whose steps all others are held
     _looking: threading.Lock = field(default_factory=threading.Lock)
@@ -345,8 +345,8 @@ class _Judge:
     def __call__(self, candidate: SetupCandidate) -> Judged:
         if _is_on_disk(candidate):
             with self._looking:
-                if not self.pricing.looked_at_disk:
-                    self.pricing = self.pricing.with_disk()
+                if not self.speeds.disk_tried:
+                    self.speeds = self.speeds.with_disk()
         found = self._tried(candidate)
         if found.training is None:
             return found
@@ -359,7 +359,7 @@ class _Judge:
         why = why or self._other_training(found)
         if why:
             return replace(found, fits=False, why=why, is_other=True)
-        return replace(found, candidate=candidate.with_result(said)) if said else found
+        return replace(found, candidate=candidate.with_batch_result(said)) if said else found
 
     def _other_epoch(self, found: Judged) -> tuple[str, str]:
         """(how its steps differ from the script's; how only the rows of its last batches do). Empty: they do not."""
@@ -397,5 +397,5 @@ class _Judge:
         environment = {**self.request.variables, **candidate.environment}
         return self.pool.submit(
             of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.request.gpus, environment, self.pricing, self.request.ram_is_given,
+            self.request.gpus, environment, self.speeds, self.request.ram_is_given,
         ).result()  # fmt: skip

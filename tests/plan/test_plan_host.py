@@ -12,7 +12,7 @@ from hf_memkit.catalog.host_rates import GivenHost
 from hf_memkit.cli.plan_host import read_host
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate_time import Pricing
+from hf_memkit.plan.candidate_time import Speeds
 from hf_memkit.plan.judgement import Judged
 from hf_memkit.plan.make_plan import PlanRequest, plan_gpus
 from hf_memkit.plan.pasted import pasted
@@ -81,12 +81,12 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_what_is_given_takes_the_place_of_what_is_assumed() -> None:
     """Would notice: a value that prices nothing, or one that displaces what was not given."""
     machine = described_machine("RTX 4090", None, None, None)
-    before, after = Pricing.of(machine), Pricing.of(machine, ALL)
+    before, after = Speeds.of(machine), Speeds.of(machine, ALL)
     assert before.rates is not None and after.rates is not None
     assert (after.host.cores, after.host.ram_gb_per_s.value, after.rates.pcie_gb_per_s.value) == (32, 200, 25)
     assert after.host.knows_disk and not before.host.knows_disk
     assert replace(after.rates, pcie_gb_per_s=before.rates.pcie_gb_per_s) == before.rates
-    assert Pricing.of(machine, GivenHost(cores=3)).host.ram_gb_per_s == before.host.ram_gb_per_s
+    assert Speeds.of(machine, GivenHost(cores=3)).host.ram_gb_per_s == before.host.ram_gb_per_s
 
 
 def judged_on_disk(seconds: float | None) -> Judged:
