@@ -28,7 +28,7 @@ def verified(
     def done(each: Verified) -> None:
         found.append(each)
         if not each.passed:
-            tell(f"{each.judged.candidate.name}: {each.failed}")
+            tell(f"{each.judgement.candidate.name}: {each.failed}")
 
     try:
         with ended_by_signals():

@@ -71,7 +71,7 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
         setup(2, 4, 2, 1.3, CHECKPOINTING),
     )  # fmt: skip
     after, found = verified(plan(*setups), "--fails_from", "3")
-    assert [each.judged.candidate.micro_batch_size for each in found] == [8, 4, 2], found
+    assert [each.judgement.candidate.micro_batch_size for each in found] == [8, 4, 2], found
     assert [each.passed for each in found] == [False, False, True], found
     assert [each.out_of_memory for each in found] == [True, False, False]
     assert found[0].failed == "failed before it trained: OutOfMemoryError: CUDA out of memory"
