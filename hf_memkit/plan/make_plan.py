@@ -144,10 +144,9 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
                 for index in indices:
                     machine = machines[index]
                     speeds = Speeds.of(machine, request.host)
-                    judge = _CandidateJudge(
-                        traces, pool, script, _with_free_disk(machine, speeds.given), request, speeds
-                    )
-                    plans[index] = replace(_make_plan(judge), machine=machine)
+                    with_disk = _with_free_disk(machine, speeds.given)
+                    plan = _make_plan(_CandidateJudge(traces, pool, script, with_disk, request, speeds))
+                    plans[index] = replace(plan, machine=machine)
                     if plans[index].stopped_by_hand:
                         return tuple(plans[index] for index in sorted(plans))
     return tuple(plans[index] for index in range(len(machines)))
@@ -199,16 +198,9 @@ def _new_search(judge: _CandidateJudge) -> tuple[Search, Judged, LeftOut]:
     if group == "another method":
         left_out["another micro-batch"] = why
     search = Search(
-        judge,
-        unchanged.candidate,
-        alternatives,
-        (group, why),
-        request.on_judged,
-        TimeLimit(request.limit_s),
-        judge.cancel,
-        functools.partial(smaller_evaluations, own),
-        per_gpu,
-    )
+        judge, unchanged.candidate, alternatives, (group, why), request.on_judged, TimeLimit(request.limit_s),
+        judge.cancel, functools.partial(smaller_evaluations, own), per_gpu,
+    )  # fmt: skip
     search.judgements[unchanged.candidate] = unchanged
     return search, unchanged, left_out
 
