@@ -272,7 +272,7 @@ def _run_seconds(
     evaluation_s = length.evaluation_batches * rows * forward_s
     evaluations = _count(arguments.eval_strategy, arguments.eval_steps, length)
     if evaluations and length.generates:
-        return None  # nobody can predict how many tokens it generates
+        return None  # the number of generated tokens is unknown
     states = judgement.prediction.categories["optimizer"] if judgement.prediction is not None else 0
     save_s = _SAVE_S + (training.facts.saved_bytes + states) / (host.nvme_write_gb_per_s.value * GB)
     saves = _count(arguments.save_strategy, arguments.save_steps, length)

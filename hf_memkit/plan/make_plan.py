@@ -52,18 +52,18 @@ _ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What the user wants planned, beside the script and the machines.
+    """The user's options for plans.
 
     Attributes:
         gpus: GPUs that train on each machine.
-        environment: variables of the script; None: this process's.
+        environment: environment variables of the script; None: those of this process.
         also: further methods to try: `"lora"`, `"qlora"`, and optimizers (values of `optim`).
         limit_s: seconds to trace candidates for each machine, counted from the script's own preparation. None:
             `LIMIT_S`, and longer while that pays (`time_limit.py`).
         on_judged: called with each candidate after its verdict.
         ram_is_given: whether the user named the machine's RAM, so that it decides verdicts.
-        host: speeds of CPU and disk that the user gave; None: none.
-        sequences: sequences of an optimizer step on all GPUs together; None: as many as the script's.
+        host: speeds of CPU and disk that the user gave; None if none.
+        sequences: requested sequences per optimizer step, on all GPUs; None: as many as the script's.
         keeps: whether to read traces that earlier plans kept, and to keep new ones.
     """
 
