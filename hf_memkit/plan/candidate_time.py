@@ -17,7 +17,6 @@ from hf_memkit.catalog.gpu_rates import rates_of
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.hardware import Gpu, Machine, this_machine
 from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, measured_host
-from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.units import GB, GIB
@@ -28,7 +27,7 @@ from hf_memkit.plan.judgement import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
-from hf_memkit.prediction.traced_training import RunLength, TracedTraining, Weights
+from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
 Range = tuple[float, float, float]
 """Seconds: low, likely, high."""
@@ -207,7 +206,8 @@ def _with_transfers(
         return step
     assert speeds.rates is not None
     unknown, optimizer_s = step.unknown, step.optimizer_s
-    model, frozen = _trained_and_frozen(weights)
+    model = shapes([(size, True) for size in weights.trained or [0]])
+    frozen = shapes([(size, True) for size in weights.frozen]) if weights.frozen else None
     rest = [s - optimizer_s for s in step.seconds]  # `step_cost` includes the optimizer
     if engine is None:
         traffic: StepTraffic | None = ddp_traffic(model, gpus=gpus, gradient_bytes=weights.gradient_bytes)
@@ -251,13 +251,6 @@ def _engine_hooks(training: TracedTraining, gpus: int) -> EngineHooks:
         return EngineHooks()
     weights = training.facts.weights
     return engine_hooks(training.engine.stage, len(weights.trained), len(weights.frozen), gpus=gpus)
-
-
-def _trained_and_frozen(weights: Weights) -> tuple[ModelFacts, ModelFacts | None]:
-    return (
-        shapes([(size, True) for size in weights.trained or [0]]),
-        shapes([(size, True) for size in weights.frozen]) if weights.frozen else None,
-    )
 
 
 def _run_seconds(

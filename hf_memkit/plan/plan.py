@@ -76,7 +76,7 @@ class Plan:
         if self.launched is not None:
             return self._threads + shlex.join(self.launched.with_script(replace(self.launched.script, arguments=())))
         alone = "torchrun --nproc_per_node 1" if self.needs_launcher else "python"
-        return f"{self._launcher or alone} {self._typed}"
+        return f"{self._launcher or alone} {self._quoted_script}"
 
     @property
     def needs_launcher(self) -> bool:
@@ -93,7 +93,7 @@ class Plan:
             words = self.launched.with_script(replace(self.launched.script, arguments=()))
             return f"{self._threads}memkit run --plan {shlex.quote(path)} -- {shlex.join(words)} ARGUMENTS"
         memkit = f"{self._launcher} -m hf_memkit" if self._launcher else "memkit"
-        return f"{memkit} run {self._typed} --plan {shlex.quote(path)} -- ARGUMENTS"
+        return f"{memkit} run {self._quoted_script} --plan {shlex.quote(path)} -- ARGUMENTS"
 
     @property
     def _launcher(self) -> str:
@@ -108,7 +108,7 @@ class Plan:
         return f"OMP_NUM_THREADS=$(($(nproc) / {self.gpus})) " if on_cpu else ""
 
     @property
-    def _typed(self) -> str:
+    def _quoted_script(self) -> str:
         """The script, quoted for a shell; `SCRIPT` if the user has yet to bring one."""
         if self.script is None:
             return "SCRIPT"

@@ -37,7 +37,7 @@ def plan_text(plan: Plan, path: str) -> str:
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
         *uses,
-        "# These settings override the script's. `about` sets nothing; it has what they rest on.",
+        "# These settings override the script's. `about` describes the setup and sets nothing.",
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
 

@@ -168,7 +168,9 @@ def _run(
             variables["CUDA_VISIBLE_DEVICES"] = ""
         code, lines = _run_process(command, variables, folder / "written", end_signal)
         result = json.loads(paths["result"].read_text()) if paths["result"].exists() else {}
-        records = _records(paths["records"])
+        records = None
+        with contextlib.suppress(InputError):
+            records = load_run(paths["records"])
     passed = code == 0 and result.get("stage") == "done"
     failed, out_of_memory = ("", False) if passed else _failure(code, result, records, lines)
     return Verified(
@@ -260,13 +262,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     with contextlib.suppress(ProcessLookupError):  # what an ended script left running
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _records(folder: Path) -> Run | None:
-    try:
-        return load_run(folder)
-    except InputError:
-        return None
 
 
 _ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*)?)$")
