@@ -23,7 +23,7 @@ from hf_memkit.common.units import GB, GIB
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unknown_ways, zero_traffic
 from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
@@ -131,7 +131,7 @@ def _most_similar_gpu(gpu: Gpu) -> str | None:
     return min(known, key=distance, default=None)
 
 
-def with_times(judgement: Judged, work: Work, training: TracedTraining, speeds: Speeds, *, gpus: int) -> Judged:
+def with_times(judgement: Judgement, work: Work, training: TracedTraining, speeds: Speeds, *, gpus: int) -> Judgement:
     """A copy with step time, tokens and run time, as far as they are known. `work`: the traced operations."""
     if speeds.rates is None:
         return judgement
@@ -181,7 +181,7 @@ def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:
     )  # fmt: skip
 
 
-def _with_paging(step: StepTime, judgement: Judged, training: TracedTraining, speeds: Speeds) -> StepTime:
+def _with_paging(step: StepTime, judgement: Judgement, training: TracedTraining, speeds: Speeds) -> StepTime:
     """Adds the time in which CUDA moves the states of a paged 8-bit optimizer over PCIe, out and back: of those for
     which the GPU has no room; at the high end of the range, of all."""
     assert speeds.rates is not None
@@ -197,7 +197,7 @@ def _with_paging(step: StepTime, judgement: Judged, training: TracedTraining, sp
 
 
 def _with_transfers(
-    step: StepTime, judgement: Judged, training: TracedTraining, speeds: Speeds, *, gpus: int
+    step: StepTime, judgement: Judgement, training: TracedTraining, speeds: Speeds, *, gpus: int
 ) -> StepTime:
     """Adds the transfers between GPUs, host and disk, and the optimizer step of DeepSpeed's engine."""
     engine, accumulation = training.engine, training.arguments.gradient_accumulation_steps
@@ -254,7 +254,7 @@ def _engine_hooks(training: TracedTraining, gpus: int) -> EngineHooks:
 
 
 def _run_seconds(
-    step: StepTime, forward_s: float, judgement: Judged, training: TracedTraining, host: HostRates
+    step: StepTime, forward_s: float, judgement: Judgement, training: TracedTraining, host: HostRates
 ) -> Range | None:
     """Seconds of the whole training: its steps, evaluations at the speed of a forward pass, and saves at the speed of
     the disk. None if the number of steps is unknown or an evaluation generates text."""

@@ -16,7 +16,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.candidate_time import Speeds, with_times
-from hf_memkit.plan.judgement import Judged, judged, usable_bytes
+from hf_memkit.plan.judgement import Judgement, judge_prediction, usable_bytes
 from hf_memkit.plan.search import PARALLEL_TRACES
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
@@ -47,7 +47,7 @@ def judge_trace(
     environment: Mapping[str, str],
     speeds: Speeds,
     ram_is_given: bool,
-) -> Judged:
+) -> Judgement:
     """A judgement of a traced candidate.
 
     Raises:
@@ -62,7 +62,7 @@ def judge_trace(
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     summary = training.without_trace()
-    judgement = judged(candidate, prediction, machine, training=summary, steps_on_cpu=on_cpu)
+    judgement = judge_prediction(candidate, prediction, machine, training=summary, steps_on_cpu=on_cpu)
     work = training.trace.work
     if work is None or device != "cuda":
         return judgement

@@ -35,7 +35,7 @@ from hf_memkit.plan.choices import (
     wrong_sequences,
 )
 from hf_memkit.plan.judge_trace import LENGTHS, judge_trace, judging_pool, lengths_of
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
@@ -71,7 +71,7 @@ class PlanRequest:
     environment: Mapping[str, str] | None = None
     also: tuple[str, ...] = ()
     limit_s: float | None = None
-    on_judged: Callable[[Judged], None] = lambda _: None
+    on_judged: Callable[[Judgement], None] = lambda _: None
     ram_is_given: bool = False
     host: GivenHost | None = None
     sequences: int | None = None
@@ -168,7 +168,7 @@ def _kernels(machine: Machine) -> tuple[float, bool]:
     return machine.gpu.capability or 0.0, machine.gpu.bf16
 
 
-def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judged | None:
+def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judgement | None:
     """The setup with the same batch that fits with the fewest changes; None if none fits. Raises as `plan_gpus`."""
     request = replace(request, limit_s=LIMIT_S)
     with judging_pool() as pool, ScriptTraces(script, machine, request.variables, gpus=request.gpus) as traces:
@@ -177,13 +177,13 @@ def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) ->
         return _new_search(judge)[0].nearest()
 
 
-def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
+def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judgement | None:
     """`nearest_setup` of a setup without a script."""
     with _as_script(setup, _DEFAULTS, trust_remote_code=trust_remote_code) as (script, request):
         return nearest_setup(script, setup.sized_job.machine, request)
 
 
-def _new_search(judge: _CandidateJudge) -> tuple[Search, Judged, LeftOut]:
+def _new_search(judge: _CandidateJudge) -> tuple[Search, Judgement, LeftOut]:
     """(a search that has not begun, the judgement of the unchanged script, why some choices are impossible)."""
     unchanged, request = judge.judge_unchanged(), judge.request
     own = unchanged.training
@@ -274,7 +274,7 @@ def _gpu_variant_notes(machine: Machine) -> Iterator[str]:
         yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe version: --gpu "{other}"'
 
 
-def _name_of_difference(other: Judged, own: Judged) -> str:
+def _name_of_difference(other: Judgement, own: Judgement) -> str:
     """The micro-batch or the choice that makes `other` another training."""
     candidate = other.candidate
     if other.why == ROWS_COMPARED:
@@ -284,7 +284,7 @@ def _name_of_difference(other: Judged, own: Judged) -> str:
     return candidate.choices[-1].name
 
 
-def _own_batch_notes(own: Judged) -> Iterator[str]:
+def _own_batch_notes(own: Judgement) -> Iterator[str]:
     """Notes on problems of the script's own batch."""
     if own.training is None:
         return
@@ -315,11 +315,11 @@ class _CandidateJudge:
     machine: Machine
     request: PlanRequest
     speeds: Speeds
-    unchanged: Judged = field(init=False)  # the script without any change
-    baseline: Judged = field(init=False)  # every candidate must have the same number of steps as this one
+    unchanged: Judgement = field(init=False)  # the script without any change
+    baseline: Judgement = field(init=False)  # every candidate must have the same number of steps as this one
     _disk_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def judge_unchanged(self) -> Judged:
+    def judge_unchanged(self) -> Judgement:
         """The judgement of the unchanged script, which all others are compared with."""
         judgement = self._trace_and_judge(SetupCandidate(0, 0), Overrides({}, {}, {}))
         assert judgement.training is not None
@@ -328,7 +328,7 @@ class _CandidateJudge:
         self.unchanged = self.baseline = replace(judgement, candidate=SetupCandidate(size, accumulation))
         return self.unchanged
 
-    def judge_baseline(self, candidate: SetupCandidate) -> Judged:
+    def judge_baseline(self, candidate: SetupCandidate) -> Judgement:
         """The judgement of the script with the requested batch. All later candidates must have as many steps."""
         judgement = self._try(candidate)
         if self._compares_rows(judgement):
@@ -337,20 +337,20 @@ class _CandidateJudge:
             self.baseline = judgement
         return judgement
 
-    def _try(self, candidate: SetupCandidate) -> Judged:
+    def _try(self, candidate: SetupCandidate) -> Judgement:
         """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
         settings = {key: value for choice in candidate.choices for key, value in choice.settings.items()}
         assert self.unchanged.training is not None
         if why := refused(settings, self.unchanged.training.arguments, self.machine, self.request.gpus):
-            return Judged(candidate, why=why)
+            return Judgement(candidate, why=why)
         try:  # variables set up the allocator, which the trace does not depend on
             return self._trace_and_judge(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}")
+            return Judgement(candidate, why=f"the script fails with it: {error}")
         except InputError as error:
-            return Judged(candidate, why=str(error))
+            return Judgement(candidate, why=str(error))
 
-    def __call__(self, candidate: SetupCandidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judgement:
         if _is_on_disk(candidate):
             with self._disk_lock:
                 if not self.speeds.disk_tried:
@@ -368,7 +368,7 @@ class _CandidateJudge:
             return replace(judgement, fits=False, why=why, is_other=True)
         return replace(judgement, candidate=candidate.with_batch_result(last_batch)) if last_batch else judgement
 
-    def _compare_lengths(self, judgement: Judged) -> tuple[str, str]:
+    def _compare_lengths(self, judgement: Judgement) -> tuple[str, str]:
         """(why its number of steps differs from the baseline's, how only the rows of its last batches differ); both
         empty if nothing differs."""
         lengths, wanted = lengths_of(judgement.facts.length), lengths_of(self.baseline.facts.length)
@@ -379,7 +379,7 @@ class _CandidateJudge:
         difference = f"{counts}the last batch of an epoch differs"
         return ("", difference) if label == LENGTHS[-1] else (difference, "")
 
-    def _compare_training(self, judgement: Judged) -> str:
+    def _compare_training(self, judgement: Judgement) -> str:
         """Why a candidate with the right number of steps is another training; empty if it is the same."""
         if judgement.facts.schedule != self.baseline.facts.schedule:
             return "the script computes its learning rate, or another of its arguments, from what this changes"
@@ -388,7 +388,7 @@ class _CandidateJudge:
         is_same = judgement.facts.rows_digest == self.unchanged.facts.rows_digest
         return "" if is_same else "it changes the rows of the training data"
 
-    def _compares_rows(self, judgement: Judged) -> bool:
+    def _compares_rows(self, judgement: Judgement) -> bool:
         """Whether the loss compares the rows of a micro-batch: the candidate and the unchanged script, with different
         micro-batches, have a common product of rows with rows."""
         trainings = [each.training for each in (judgement, self.unchanged) if each.training is not None]
@@ -401,7 +401,7 @@ class _CandidateJudge:
         for process in list((self.pool._processes or {}).values()):
             process.kill()
 
-    def _trace_and_judge(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
+    def _trace_and_judge(self, candidate: SetupCandidate, overrides: Overrides) -> Judgement:
         traced = self.traces.of(overrides)
         environment = {**self.request.variables, **candidate.environment}
         return self.pool.submit(

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.load import Run
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.short_run import WORST_STEPS
 
 _NONE: Final = "–"
@@ -34,7 +34,7 @@ class Verified:
         notes: remarks for the user.
     """
 
-    judgement: Judged
+    judgement: Judgement
     failed: str = ""
     out_of_memory: bool = False
     last_lines: tuple[str, ...] = ()

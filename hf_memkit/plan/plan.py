@@ -11,7 +11,7 @@ from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.units import format_gib
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.launch_command import Launched
 from hf_memkit.prediction.verdict import FULL_SHARE
 
@@ -54,8 +54,8 @@ class Plan:
     name: str
     machine: Machine
     gpus: int
-    own: Judged
-    traced: tuple[Judged, ...]
+    own: Judgement
+    traced: tuple[Judgement, ...]
     excluded: Mapping[SetupCandidate, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Plan:
         return self.sequences != self.own_sequences
 
     @property
-    def compared(self) -> tuple[Judged, ...]:
+    def compared(self) -> tuple[Judgement, ...]:
         """The traced setups with the requested sequences per step. If choices have no effect, only the setup without
         them: LLaMA-Factory, for example, ignores the argument for checkpointing and always turns it on."""
         setups = [each for each in self.traced if each is not self.own or not self.other_batch]
@@ -140,7 +140,7 @@ class Plan:
         return len(self.traced) + len(self.excluded)
 
     @property
-    def ranked(self) -> tuple[Judged, ...]:
+    def ranked(self) -> tuple[Judgement, ...]:
         """The setups that fit, the fastest first, then those without a known time, and of these last the ones that
         swap to a disk."""
         fitting = [each for each in self.compared if each.fits]
@@ -150,14 +150,14 @@ class Plan:
         )
         return (*timed, *others)
 
-    def best(self, group: Group) -> Judged | None:
+    def best(self, group: Group) -> Judgement | None:
         """The fastest setup of a group that fits, needs no change of code and has not failed; of equally fast ones the
         one with the fewest changes."""
         ranked = [each for each in self.ranked if each.candidate not in self.failed]
         return _simplest([each for each in ranked if each.candidate.group == group and not each.candidate.code])
 
     @property
-    def proposed(self) -> Judged | None:
+    def proposed(self) -> Judgement | None:
         """The setup that the plan proposes: the best with the same result; the best with nearly the same result if no
         other fits or the other is much slower; else the best other method."""
         same, near = self.best("same result"), self.best("nearly the same")
@@ -176,7 +176,7 @@ class Plan:
             return "nothing ran"
         return "unfinished" if self.stopped else "nothing fits"
 
-    def faster(self) -> Judged | None:
+    def faster(self) -> Judgement | None:
         """The best setup with nearly the same result, if it is clearly faster than the proposed one."""
         proposed, other = self.proposed, self.best("nearly the same")
         if proposed is None or other is None or other is proposed or not proposed.seconds or not other.seconds:
@@ -184,7 +184,7 @@ class Plan:
         return other if other.seconds < _CLEARLY_FASTER * proposed.seconds else None
 
     @property
-    def with_code(self) -> tuple[Judged, ...]:
+    def with_code(self) -> tuple[Judgement, ...]:
         """The best setup for each change of code, the fastest first. A change that is not another method must be worth
         its effort: its setup is clearly faster than all that need no code, in its group and in those nearer to the
         script's result."""
@@ -193,7 +193,7 @@ class Plan:
         best = [_simplest([x for x in ranked if (x.candidate.code, x.candidate.group) == kind]) for kind in kinds]
         return tuple(each for each in best if each is not None and self._is_worth_code(each, best))
 
-    def _is_worth_code(self, judgement: Judged, others: Sequence[Judged | None]) -> bool:
+    def _is_worth_code(self, judgement: Judgement, others: Sequence[Judgement | None]) -> bool:
         group = judgement.candidate.group
         if group == "another method":
             return True
@@ -206,12 +206,12 @@ class Plan:
             for seconds in times
         )
 
-    def smallest(self) -> Judged | None:
+    def smallest(self) -> Judgement | None:
         """The setup that needs least memory of those that do not fit."""
         traced = [each for each in self.compared if each.prediction is not None and not each.fits]
         return min(traced, key=lambda each: each.needs_bytes, default=None)
 
-    def file(self, judgement: Judged | None = None) -> dict[str, Any]:
+    def file(self, judgement: Judgement | None = None) -> dict[str, Any]:
         """The content of a plan file for `memkit run --plan`: the settings of a setup, and a description under
         `about`.
 
@@ -253,20 +253,20 @@ class Plan:
         return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{of}"
 
 
-def _is_plainer(one: Judged, other: Judged) -> bool:
+def _is_plainer(one: Judgement, other: Judgement) -> bool:
     """Whether a setup has the same memory and time as another one with only some of its choices."""
     mine, others = set(one.candidate.choices), set(other.candidate.choices)
     return mine < others and _figures(one) == _figures(other) and one.step_time is not None
 
 
-def _figures(judgement: Judged) -> tuple[Any, ...]:
+def _figures(judgement: Judgement) -> tuple[Any, ...]:
     candidate, memory = judgement.candidate, judgement.prediction
     sizes = (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.host_rss_bytes) if memory else None
     times = judgement.step_time.seconds if judgement.step_time is not None else None
     return candidate.micro_batch_size, candidate.accumulation, judgement.needs_bytes, sizes, times
 
 
-def _simplest(ranked: Sequence[Judged]) -> Judged | None:
+def _simplest(ranked: Sequence[Judgement]) -> Judgement | None:
     """The setup with the fewest changes among those that are not clearly slower than the first, which is the
     fastest."""
     if not ranked or ranked[0].seconds is None or not ranked[0].is_priced:

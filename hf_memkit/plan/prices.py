@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 
 _HOUR_S: Final = 3600.0
@@ -22,14 +22,14 @@ def price_of(plan: Plan, prices: Prices) -> float | None:
     return prices.get(plan.machine.gpu.name) if plan.machine.gpu is not None else None
 
 
-def run_cost(judgement: Judged | None, price: float | None, gpus: int) -> float | None:
+def run_cost(judgement: Judgement | None, price: float | None, gpus: int) -> float | None:
     """Likely cost of the whole training with its evaluations and saves; None if unknown. `price`: per GPU and hour."""
     if judgement is None or price is None or judgement.run_seconds is None or not judgement.is_priced:
         return None
     return judgement.run_seconds[1] / _HOUR_S * price * gpus
 
 
-def million_tokens_cost(judgement: Judged | None, price: float | None, gpus: int) -> float | None:
+def million_tokens_cost(judgement: Judgement | None, price: float | None, gpus: int) -> float | None:
     """Likely cost of training on a million tokens, without evaluations and saves; None if unknown."""
     if judgement is None or price is None or not judgement.is_priced or not judgement.tokens_per_second:
         return None

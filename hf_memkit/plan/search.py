@@ -27,7 +27,7 @@ from typing import Final
 
 from hf_memkit.plan.candidate import Alternative, Group, SetupCandidate
 from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.time_limit import TimeLimit
 
 PARALLEL_TRACES: Final = 2
@@ -74,16 +74,16 @@ class Search:
         stopped_by_hand: whether Ctrl-C ended it.
     """
 
-    judge: Callable[[SetupCandidate], Judged]
+    judge: Callable[[SetupCandidate], Judgement]
     own: SetupCandidate
     alternatives: Alternatives
     batch_effect: tuple[Group, str]
-    on_judged: Callable[[Judged], None] = lambda _: None
+    on_judged: Callable[[Judgement], None] = lambda _: None
     time_limit: TimeLimit = field(default_factory=TimeLimit)
     cancel: Callable[[], None] = lambda: None
     smaller_evaluations: Callable[[int], Iterable[Alternative]] = lambda _: ()
     per_gpu: int = 0
-    judgements: dict[SetupCandidate, Judged] = field(default_factory=dict)
+    judgements: dict[SetupCandidate, Judgement] = field(default_factory=dict)
     excluded: dict[SetupCandidate, str] = field(default_factory=dict)
     stopped: bool = False
     stopped_by_hand: bool = False
@@ -107,7 +107,7 @@ class Search:
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
-    def nearest(self) -> Judged | None:
+    def nearest(self) -> Judgement | None:
         """The setup that fits with the fewest changes: a smaller micro-batch, then checkpointing and a fused loss, and
         last 8-bit states or an engine. It has the largest micro-batch that fits. None if nothing fits."""
         self.time_limit.begin()
@@ -256,18 +256,18 @@ class Search:
         choices = best.candidate.choices if best is not None else ()
         return next((choice for choice in choices if choice.slot == "engine"), None)
 
-    def _results(self) -> list[Judged]:
+    def _results(self) -> list[Judgement]:
         """A copy of the judgements: other threads add to them."""
         return list(self.judgements.values())
 
-    def _fitting(self) -> list[Judged]:
+    def _fitting(self) -> list[Judgement]:
         return [each for each in self._results() if each.fits]
 
-    def _judged_with(self, choices: Choices) -> list[Judged]:
+    def _judged_with(self, choices: Choices) -> list[Judgement]:
         """The judgements of these choices, with any micro-batch, allocator setting and evaluation batch."""
         return [each for each in self._results() if each.candidate.without("allocator", "evaluation") == choices]
 
-    def _traced_with(self, choices: Choices) -> list[Judged]:
+    def _traced_with(self, choices: Choices) -> list[Judgement]:
         """Those of them that say something about memory: not refused by a rule or the script, not another training."""
         return [each for each in self._judged_with(choices) if each.prediction is not None and not each.is_other]
 
@@ -281,7 +281,7 @@ class Search:
         traced = self._traced_with(choices)
         return bool(traced) and not any(each.fits for each in traced)
 
-    def _states_too_large(self, choices: Choices) -> Judged | None:
+    def _states_too_large(self, choices: Choices) -> Judgement | None:
         """A traced candidate with the same weights, gradients and optimizer states, if these alone do not fit."""
 
         def held(choices: Sequence[Alternative]) -> list[Alternative]:
@@ -337,7 +337,7 @@ class Search:
         group, phrase = self.batch_effect if size != self.own.micro_batch_size else ("same result", "")
         return SetupCandidate(size, self._sequences // size, tuple(choices), group, phrase)
 
-    def _judge_bounds(self, choices: Choices) -> tuple[Judged, Judged] | None:
+    def _judge_bounds(self, choices: Choices) -> tuple[Judgement, Judgement] | None:
         """Judges the largest micro-batch and, if it does not fit, the smallest. Returns both if only the smallest
         fits, else None: there is nothing to find between them."""
         sizes = self._sizes()
@@ -394,7 +394,7 @@ class Search:
             else:
                 too_large = at
 
-    def _judge_with_fallbacks(self, size: int, choices: Choices) -> Judged | None:
+    def _judge_with_fallbacks(self, size: int, choices: Choices) -> Judgement | None:
         """Judges this micro-batch. If it does not fit, tries smaller evaluations and another allocator setting, which
         leave the training as it is; if it still does not fit, excludes larger ones. None if the time is over."""
         judgement = self._judge_once(self.candidate(size, choices))
@@ -406,7 +406,7 @@ class Search:
                     self._exclude(self.candidate(larger, choices), judgement)
         return judgement
 
-    def _with_smaller_evaluation(self, judgement: Judged) -> Judged:
+    def _with_smaller_evaluation(self, judgement: Judgement) -> Judgement:
         """The candidate with smaller evaluation batches, if the peak is in an evaluation."""
         candidate, smallest = judgement.candidate, judgement
         for evaluation in self.smaller_evaluations(candidate.micro_batch_size):
@@ -416,7 +416,7 @@ class Search:
             smallest = other if other is not None and other.prediction is not None else smallest
         return smallest
 
-    def _with_segments(self, judgement: Judged) -> Judged:
+    def _with_segments(self, judgement: Judgement) -> Judgement:
         """The candidate with expandable segments, if it fits with them: they save what the allocator reserves beyond
         the allocated peak."""
         prediction = judgement.prediction
@@ -456,7 +456,7 @@ class Search:
 
     # ---- one candidate ----
 
-    def _judge_once(self, candidate: SetupCandidate) -> Judged | None:
+    def _judge_once(self, candidate: SetupCandidate) -> Judgement | None:
         """The judgement of a candidate, which is made only once; None if the time is over."""
         if candidate in self.judgements:
             return self.judgements[candidate]
@@ -474,7 +474,7 @@ class Search:
         self.on_judged(judgement)
         return judgement
 
-    def _exclude(self, candidate: SetupCandidate, by: Judged) -> None:
+    def _exclude(self, candidate: SetupCandidate, by: Judgement) -> None:
         with self._lock:
             if candidate not in self.judgements:
                 self.excluded[candidate] = by.candidate.name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from hf_memkit.plan.candidate import Group
-    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.judgement import Judgement
 
 
 LIMIT_S: Final = 50.0
@@ -60,7 +60,7 @@ class TimeLimit:
             return False
         return self._improved_at is None or self._judgements - self._improved_at < _RECENT
 
-    def add(self, judgement: Judged, seconds: float) -> None:
+    def add(self, judgement: Judgement, seconds: float) -> None:
         """Counts a judgement that took `seconds` to make. It is a large improvement if it is the first of its group
         that fits, or clearly faster than the best of its group."""
         with self._lock:

@@ -30,7 +30,7 @@ from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.measuring.report.load import Run, load_run
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified, measured
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.short_run import request_of
@@ -144,7 +144,7 @@ def verify(
 
 
 def _run(
-    judgement: Judged, plan: Plan, script: UserScript, environment: Mapping[str, str], device: Device
+    judgement: Judgement, plan: Plan, script: UserScript, environment: Mapping[str, str], device: Device
 ) -> Verified:
     notes = []
     with _folder() as folder:
@@ -184,7 +184,7 @@ def _run(
     )
 
 
-def _short_plan(judgement: Judged, plan: Plan, output: Path, device: Device) -> dict[str, Any]:
+def _short_plan(judgement: Judgement, plan: Plan, output: Path, device: Device) -> dict[str, Any]:
     """The plan file with the changes of arguments that must be made before `train()`: another output folder, and no
     dashboard."""
     content = plan.file(judgement)
@@ -199,7 +199,7 @@ def _short_plan(judgement: Judged, plan: Plan, output: Path, device: Device) -> 
     return {**content, "arguments": arguments, "about": {}}
 
 
-def _can_save(judgement: Judged, folder: Path) -> tuple[bool, str]:
+def _can_save(judgement: Judgement, folder: Path) -> tuple[bool, str]:
     """(whether the disk has room for a checkpoint, a note if not)."""
     training, prediction = judgement.training, judgement.prediction
     if training is None or prediction is None:

@@ -9,7 +9,7 @@ from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judgement import Judged, judged
+from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.prediction import Confidence, Prediction
 from hf_memkit.prediction.time.step_time import StepTime
@@ -35,7 +35,7 @@ PATCH = Alternative("loss", "fused loss", code='loss = fused("<b>")\nloss.backwa
 def setup(
     size: int, accumulation: int, gib: float, seconds: float | None, *choices: Alternative, gpu: str = "RTX 3090",
     unknown: tuple[str, ...] = (), tokens: int | None = 8192, **fields: Any,
-) -> Judged:  # fmt: skip
+) -> Judgement:  # fmt: skip
     """A judged setup that needs `gib` on the GPU and takes `seconds` per step; None: its time is unknown."""
     peak, outside = int(gib * GIB) - GIB // 2, GIB // 2
     of_gpu = described_gpu(gpu)
@@ -56,7 +56,7 @@ def setup(
     )
     candidate, machine = SetupCandidate(size, accumulation, choices), described_machine(gpu, None, None, None)
     if seconds is None:
-        return judged(candidate, prediction, machine)
+        return judge_prediction(candidate, prediction, machine)
     step = StepTime(
         seconds=(0.9 * seconds, seconds, 1.3 * seconds),
         by_phase={"forward": 0.3 * seconds, "backward": 0.7 * seconds},
@@ -69,10 +69,10 @@ def setup(
         rests_on=("bf16: 71 TFLOPS (measured)",),
     )
     fields = {"run_seconds": (90 * seconds, 100 * seconds, 130 * seconds), **fields}
-    return judged(candidate, prediction, machine, step_time=step, tokens=tokens, **fields)
+    return judge_prediction(candidate, prediction, machine, step_time=step, tokens=tokens, **fields)
 
 
-def plan(own: Judged, *others: Judged, gpu: str = "RTX 3090", **fields: Any) -> Plan:
+def plan(own: Judgement, *others: Judgement, gpu: str = "RTX 3090", **fields: Any) -> Plan:
     return Plan(
         name="train.py", machine=described_machine(gpu, None, None, None), own=own, traced=(own, *others),
         **{"gpus": 1, "script": UserScript("train.py"), **fields},

@@ -13,7 +13,7 @@ from hf_memkit.cli.plan_host import read_host
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate_time import Speeds
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.make_plan import PlanRequest, plan_gpus
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.wording import notes
@@ -89,7 +89,7 @@ def test_given_speeds_override_assumed_ones() -> None:
     assert Speeds.of(machine, GivenHost(cores=3)).host.ram_gb_per_s == before.host.ram_gb_per_s
 
 
-def setup_on_disk(seconds: float | None) -> Judged:
+def setup_on_disk(seconds: float | None) -> Judgement:
     judgement = setup(8, 1, 2.0, seconds)
     assert judgement.prediction is not None
     return replace(judgement, prediction=replace(judgement.prediction, disk_bytes=10**9, host_rss_bytes=10**9))

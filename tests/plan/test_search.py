@@ -11,7 +11,7 @@ import pytest
 
 from hf_memkit.common.units import GIB
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES, TimeLimit
 from tests.plan.made_plans import setup
@@ -39,7 +39,7 @@ class Formula:
         self.usable_gib, self.fixed, self.row, self.unused = usable_gib, fixed, row, unused
         self.calls: list[str] = []
 
-    def __call__(self, candidate: SetupCandidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judgement:
         self.calls.append(candidate.name)
         slots = {each.slot: each for each in candidate.choices}
         row = self.row * {None: 1.0, SECOND: 0.6, CHECKPOINTING: 0.2}[slots.get("checkpointing")]
@@ -110,7 +110,7 @@ def test_a_micro_batch_that_is_another_training_says_nothing_about_memory() -> N
     memory, or where the script refuses the smallest."""
 
     class OtherBelowFour(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judged:
+        def __call__(self, candidate: SetupCandidate) -> Judgement:
             judgement = super().__call__(candidate)
             is_other = candidate.micro_batch_size < 4
             return replace(judgement, is_other=True, fits=False, why="other steps") if is_other else judgement
@@ -119,9 +119,9 @@ def test_a_micro_batch_that_is_another_training_says_nothing_about_memory() -> N
     assert search.judgements[search.candidate(4, (CHECKPOINTING,))].fits
 
     class OneRefused(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judged:
+        def __call__(self, candidate: SetupCandidate) -> Judgement:
             judgement = super().__call__(candidate)
-            return Judged(candidate, why="refused") if candidate.micro_batch_size == 1 else judgement
+            return Judgement(candidate, why="refused") if candidate.micro_batch_size == 1 else judgement
 
     search = finished_search(OneRefused(12.0))
     assert search.judgements[search.candidate(4, (CHECKPOINTING,))].fits
@@ -144,9 +144,9 @@ def test_a_refused_combination_excludes_nothing() -> None:
     """Would notice: all combinations given up because a rule or the script refuses the one that needs least memory."""
 
     class Refusing(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judged:
+        def __call__(self, candidate: SetupCandidate) -> Judgement:
             refused = CHECKPOINTING in candidate.choices
-            return Judged(candidate, why="refused") if refused else super().__call__(candidate)
+            return Judgement(candidate, why="refused") if refused else super().__call__(candidate)
 
     assert fastest(finished_search(Refusing(30.0), own=SetupCandidate(16, 1))).choices in ((), (SECOND,), (SMALL,))
 
@@ -197,7 +197,7 @@ def test_half_the_micro_batch_of_the_fastest_with_the_same_result_is_tried() -> 
     """Would notice: half the micro-batch tried only for faster setups, which have nearly the same result."""
 
     class Padded(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judged:
+        def __call__(self, candidate: SetupCandidate) -> Judgement:
             flat = any(each.slot == "padding" for each in candidate.choices)
             judgement = super().__call__(candidate)
             assert judgement.step_time is not None
@@ -243,7 +243,7 @@ class Padded(Formula):
         super().__init__(usable_gib, **formula)
         self.trace_s, self.now = trace_s, 0.0
 
-    def __call__(self, candidate: SetupCandidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judgement:
         self.calls.append(candidate.name)
         plain = Formula(self.usable_gib, fixed=self.fixed, row=self.row, unused=self.unused)
         judgement = plain(replace(candidate, choices=candidate.without("loss")))
@@ -334,7 +334,7 @@ def test_a_stopped_search_excludes_only_what_a_trace_excludes() -> None:
 class States(Formula):
     """The optimizer's step needs `fixed` GiB with every micro-batch."""
 
-    def __call__(self, candidate: SetupCandidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judgement:
         judgement = super().__call__(candidate)
         slots = {each.slot for each in candidate.choices}
         stepping = self.fixed * (0.7 if "small optimizer" in slots else 1) * (0.3 if "engine" in slots else 1)
@@ -360,7 +360,7 @@ def test_too_little_ram_ends_the_search_of_a_micro_batch() -> None:
     """Would notice: smaller micro-batches and other allocator settings traced where RAM does not suffice."""
 
     class Host(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judged:
+        def __call__(self, candidate: SetupCandidate) -> Judgement:
             judgement = super().__call__(candidate)
             if "engine" not in {each.slot for each in candidate.choices}:
                 return judgement
@@ -376,7 +376,7 @@ def test_too_little_ram_ends_the_search_of_a_micro_batch() -> None:
 def test_ctrl_c_keeps_the_judgements() -> None:
     """Would notice: judgements lost with the exception."""
 
-    def interrupt(judgement: Judged) -> None:
+    def interrupt(judgement: Judgement) -> None:
         if not judgement.candidate.choices and judgement.candidate.micro_batch_size == 16:
             raise KeyboardInterrupt
 

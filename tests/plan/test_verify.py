@@ -19,7 +19,7 @@ from hf_memkit.catalog.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import wording
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.verify import refuse_unverifiable, verify
@@ -45,7 +45,7 @@ NO_MEMORY = Alternative("other", "no memory", {"environment.OWN_MEMORY": "0"})
 
 def plan_of(*candidates: SetupCandidate, gpus: int = 1) -> Plan:
     machine = Machine(gpu_of_size("16GB"), 1 << 36, 1 << 38, "/", 8)
-    judgements = tuple(Judged(each, fits=True) for each in candidates)
+    judgements = tuple(Judgement(each, fits=True) for each in candidates)
     return Plan("script.py", machine, gpus, judgements[0], judgements)
 
 
