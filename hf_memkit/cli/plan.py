@@ -34,7 +34,7 @@ from hf_memkit.prediction.launch_command import is_command
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
     from hf_memkit.common.user_script import UserScript
-    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.judgement import Judgement
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
@@ -265,7 +265,7 @@ class _Progress:
         self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
         self._count, self._began = 0, time.monotonic()
 
-    def __call__(self, judged: Judged) -> None:
+    def __call__(self, judged: Judgement) -> None:
         from hf_memkit.common.units import format_gib
 
         self._count += 1

@@ -19,7 +19,7 @@ from hf_memkit.prediction.verdict import FULL_SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """
     Attributes:
         candidate: which.
@@ -110,7 +110,7 @@ def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
     return True, ""
 
 
-def judged(candidate: SetupCandidate, prediction: Prediction, machine: Machine, **known: Any) -> Judged:
+def judge_prediction(candidate: SetupCandidate, prediction: Prediction, machine: Machine, **known: Any) -> Judgement:
     """A candidate whose trace is known."""
     does, why = fits(prediction, machine)
-    return replace(Judged(candidate, prediction, fits=does, why=why), **known)
+    return replace(Judgement(candidate, prediction, fits=does, why=why), **known)

@@ -12,7 +12,7 @@ from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.document import check_file, document, write_document
 from hf_memkit.measuring.report.html import Html, el, figure_table, join, lead, section, terms, tiles
 from hf_memkit.plan import wording
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
@@ -133,7 +133,7 @@ def _plan(
     yield section(None, "What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
 
 
-def _tiles(plan: Plan, best: Judged | None) -> Html | None:
+def _tiles(plan: Plan, best: Judgement | None) -> Html | None:
     if best is None:
         return None
     rows = [("Takes at most", f"{best.needs_bytes / GIB:.2f} GiB")]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.charts import plotly_text
 from hf_memkit.plan.candidate import GROUPS, Group
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
 from hf_memkit.prediction.verdict import FULL_SHARE
@@ -31,10 +31,10 @@ KEY: Final[Mapping[str, str]] = {
 }
 
 
-def frontier(plan: Plan) -> tuple[Judged, ...]:
+def frontier(plan: Plan) -> tuple[Judgement, ...]:
     """Of what fits, has a known time and needs no other code, those than which no other is both faster and smaller;
     the smallest first."""
-    found: list[Judged] = []
+    found: list[Judgement] = []
     pasted = [each for each in _timed(plan) if each.fits and not each.candidate.code]
     for each in sorted(pasted, key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
         if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
@@ -83,7 +83,7 @@ def plot(plan: Plan) -> dict[str, Any] | None:
     return {"traces": shown, "x": "GiB of the GPU, at most (predicted)", "y": rate_unit(plan), "hovermode": "closest"}
 
 
-def _timed(plan: Plan) -> list[Judged]:
+def _timed(plan: Plan) -> list[Judgement]:
     tokens = rate_unit(plan) == "tokens/s"
     return [
         each for each in plan.compared
@@ -92,7 +92,7 @@ def _timed(plan: Plan) -> list[Judged]:
 
 
 def _marks(
-    plan: Plan, name: str, found: Sequence[Judged], colour: str, *, symbol: str = "circle", size: int = 11
+    plan: Plan, name: str, found: Sequence[Judgement], colour: str, *, symbol: str = "circle", size: int = 11
 ) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "markers", "name": name, "x": [_gib(each) for each in found],
@@ -103,11 +103,11 @@ def _marks(
     }  # fmt: skip
 
 
-def _gib(judged: Judged) -> float:
+def _gib(judged: Judgement) -> float:
     return round(judged.needs_bytes / GIB, 3)
 
 
-def _rate(plan: Plan, judged: Judged) -> float:
+def _rate(plan: Plan, judged: Judgement) -> float:
     assert judged.seconds
     of = judged.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
     return round((of or 0) / judged.seconds, 3)

@@ -16,7 +16,7 @@ from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.front_end_keys import front_end
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.pasted import Pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import million_tokens_cost, price_of, run_cost
@@ -49,7 +49,7 @@ class PlanRow:
         why: why it is not the best, or what it does to the result; empty: nothing to say.
     """
 
-    judged: Judged
+    judged: Judgement
     proposed: bool
     peak: str
     step: str
@@ -161,7 +161,7 @@ def warnings(plan: Plan) -> tuple[str, ...]:
     return shown.warnings if shown is not None else ()
 
 
-def _needs(plan: Plan, judged: Judged) -> str:
+def _needs(plan: Plan, judged: Judgement) -> str:
     """A setup with what it takes: `"4 × 2, LoRA: up to 9.20 GiB, 1.40 s a step (1.31 to 1.68), 5,851 tokens/s"`."""
     said = [f"up to {format_gib(judged.needs_bytes)}"]
     if judged.is_priced and judged.step_time is not None:
@@ -379,7 +379,7 @@ def time_not_known(plan: Plan) -> str:
     return "no time: a GPU given by size has no known speed; name one (--gpu NAME); ranked by memory"
 
 
-def _row(plan: Plan, judged: Judged, price: float | None) -> PlanRow:
+def _row(plan: Plan, judged: Judgement, price: float | None) -> PlanRow:
     best, time = plan.proposed, judged.step_time if judged.is_priced else None
     return PlanRow(
         judged,
@@ -394,7 +394,7 @@ def _row(plan: Plan, judged: Judged, price: float | None) -> PlanRow:
     )
 
 
-def why(plan: Plan, judged: Judged) -> str:
+def why(plan: Plan, judged: Judgement) -> str:
     """Why a setup is not the one that is proposed; empty: it is, or nothing is known."""
     best = plan.proposed
     if not judged.fits:
@@ -410,7 +410,7 @@ def why(plan: Plan, judged: Judged) -> str:
     return ""
 
 
-def _off_the_gpu(judged: Judged) -> str:
+def _off_the_gpu(judged: Judgement) -> str:
     """What a setup that swaps needs beside the GPU; empty: it swaps nothing, or does not fit."""
     found = judged.prediction
     if found is None or not (judged.fits and judged.swaps):
@@ -419,7 +419,7 @@ def _off_the_gpu(judged: Judged) -> str:
     return f"needs {format_gib(ram)} of RAM and {format_gib(found.disk_bytes or 0)} of disk"
 
 
-def _why_not(judged: Judged) -> str:
+def _why_not(judged: Judgement) -> str:
     too_much = judged.needs_bytes - judged.usable_bytes
     if judged.prediction is None or too_much <= 0:
         return judged.why.partition("; ")[0]
@@ -430,7 +430,7 @@ _SAME: Final = 0.005
 """Of the time of another: a smaller difference rounds to none."""
 
 
-def _slower(judged: Judged, best: Judged) -> str:
+def _slower(judged: Judgement, best: Judgement) -> str:
     """By how much, and what of a step takes longer."""
     assert judged.seconds and best.seconds and judged.step_time is not None and best.step_time is not None
     said = _faster(judged.seconds, best.seconds)
@@ -464,7 +464,7 @@ def rate_unit(plan: Plan) -> str:
     return "tokens/s" if any(each.tokens for each in plan.traced) else "samples/s"
 
 
-def rate(plan: Plan, judged: Judged) -> str:
+def rate(plan: Plan, judged: Judgement) -> str:
     """On all GPUs, with the unit of `rate_unit`."""
     if not judged.is_priced or not judged.seconds:
         return NONE
@@ -483,7 +483,7 @@ def _short_time(value: float) -> str:
     return f"{digits(value)} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
-def run_of(judged: Judged) -> str:
+def run_of(judged: Judgement) -> str:
     """The whole training, with its evaluations and saves."""
     return duration(judged.run_seconds[1]) if judged.is_priced and judged.run_seconds else NONE
 

@@ -12,7 +12,7 @@ from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.cli.plan_render import compared_view, view
 from hf_memkit.plan import wording
 from hf_memkit.plan.as_json import plans_json
-from hf_memkit.plan.make_plan import _about_variant
+from hf_memkit.plan.make_plan import _gpu_variant_notes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plan_file import plan_text
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, PATCH, SDPA, plan, setup, usual
@@ -214,7 +214,7 @@ def test_a_name_of_two_gpus_is_said_to_be_the_faster() -> None:
     """Would notice: the owner of a PCIe version, who names it without "PCIe" and is promised the module's speed."""
 
     def said(name: str) -> list[str]:
-        return list(_about_variant(described_machine(name, None, None, None)))
+        return list(_gpu_variant_notes(described_machine(name, None, None, None)))
 
     (line,) = said("A100 80GB")
     assert line.endswith('as a module (SXM); of the PCIe version: --gpu "A100 80GB PCIe"')
