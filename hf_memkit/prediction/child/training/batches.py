@@ -136,8 +136,10 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
 def shapes_of(chosen: ChosenBatches, part: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
     """The worst, typical and high batch in words; None if they have about the same size. `part` selects the part of a
     batch that counts."""
+    if chosen.typical is None:
+        return None
     worst, typical = part(chosen.worst), part(chosen.typical)
-    if chosen.typical is None or not _exceeds(size_of(worst), size_of(typical), _MUCH_LARGER):
+    if not _exceeds(size_of(worst), size_of(typical), _MUCH_LARGER):
         return None
     grouping = chosen.shuffled and shape_of(worst).endswith(" tokens")
     shapes = distinct_shapes([worst, typical, part(chosen.high)])
@@ -397,8 +399,8 @@ def _sample_sizes(
 
 def _scores(sizes: Mapping[int, Size]) -> dict[int, float]:
     """Tokens relative to their maximum plus image and sound data relative to its maximum."""
-    tokens, media = (max(1, *column) for column in zip(*sizes.values(), strict=True))
-    return {key: size[0] / tokens + size[1] / media for key, size in sizes.items()}
+    largest = [max(1, *column) for column in zip(*sizes.values(), strict=True)]
+    return {key: size[0] / largest[0] + size[1] / largest[1] for key, size in sizes.items()}
 
 
 def _combined(sizes: Mapping[int, Size], count: int) -> list[list[int]]:

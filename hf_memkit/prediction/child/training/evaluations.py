@@ -206,7 +206,7 @@ class Evaluations:
         def short_loop(trainer: Any, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
             loader = dataloader if isinstance(dataloader, Loader) else self._short_loader(trainer, dataloader)
             size = (elements(loader.batches[0]), len(loader) + loader.skipped)
-            if any(size[0] <= elements and size[1] <= count for elements, count in seen):  # one of several data sets
+            if any(size[0] <= largest and size[1] <= count for largest, count in seen):  # one of several data sets
                 return EvalLoopOutput(_NoPredictions(), _NoPredictions(), {}, 0)
             seen.append(size)
             kept = KeptPredictions(loader.skipped, len(loader), trainer.args.eval_accumulation_steps)
