@@ -135,7 +135,7 @@ def solve(
     if solves_for == "sequence" and sequence_length is None and is_known:
         longest = (job.model and job.model.maximum_length) or LONGEST_SEQUENCE
         lengths = range(SEQUENCE_MULTIPLE, longest + 1, SEQUENCE_MULTIPLE) or range(longest, longest + 1)
-        start = max(tokens_choice for tokens_choice in lengths if tokens_choice <= max(length, lengths[0]))
+        start = max(choice for choice in lengths if choice <= max(length, lengths[0]))
         solved = largest(lengths, start, lambda tokens: Sizes(micro or 1, accumulation or 1, tokens))
         length, why_length = solved.size, f"{solved.why}, {micro or 1} at a time"
     if solves_for == "sequence" and sequence_length is None and not micro and not accumulation:

@@ -39,7 +39,7 @@ def preset(tmp_path: Path) -> Path:
         ("train.sh", "torchrun train.py --deepspeed ds.json\n", "memkit check ds.json"),
         ("launch.txt", "accelerate launch train.py --bf16 true\n", "a shell script"),
         ("args.json", '{"foo": 1}', "no key is one of"),
-        ("args.yaml", "training:\n  learning_rate: 1.0e-4\n", "under 'training'"),
+        ("args.yaml", "training:\n  learning_rate: 1.0e-4\n", "of 'training' as a separate file"),
     ],
 )
 def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -116,7 +116,7 @@ def test_of_a_shell_script_only_the_configs_are_named(tmp_path: Path, text: str,
     path = tmp_path / "train.sh"
     path.write_text(text)
     other = read(path).other
-    assert other is not None and other.instead.partition("memkit check ")[2].split() == named
+    assert other is not None and other.advice.partition("memkit check ")[2].split() == named
 
 
 def test_a_key_with_an_empty_value_is_not_missing(tmp_path: Path) -> None:
