@@ -22,8 +22,8 @@ from benchmarks.published_summary import (
     reserved_error,
     total_error,
 )
+from hf_memkit.catalog.fit import CONTEXT_SLACK_BYTES
 from hf_memkit.common.units import MIB
-from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
 
 EVIDENCE = RESULTS / "published.json"
 

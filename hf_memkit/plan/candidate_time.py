@@ -188,7 +188,7 @@ def _with_paging(step: StepTime, judged: Judged, training: TracedTraining, prici
     if not str(training.arguments.optim).startswith("paged_"):
         return step
     states = _PAGED_BYTES * sum(training.facts.weights.trained)
-    room = max(0, judged.usable_bytes - judged.needs_bytes)
+    room = max(0, judged.limit_bytes - judged.needs_bytes)
     there_and_back = 2 * states / (pricing.rates.pcie_gb_per_s.value * GB)
     moved = there_and_back * max(0.0, 1 - room / max(1, states))
     low, middle, high = step.seconds

@@ -16,7 +16,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.candidate_time import Pricing, priced
-from hf_memkit.plan.judgement import Judged, judged, usable_bytes
+from hf_memkit.plan.judgement import Judged, judged
 from hf_memkit.plan.search import AT_ONCE
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
@@ -52,12 +52,12 @@ def of_trace(
     ran = RanScript(training, device, notes)
     prediction, _training = predicted_training(
         ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
-        enough_bytes=usable_bytes(machine),
+        enough_bytes=machine.gpu.capacity_bytes if machine.gpu is not None else 0,
     )  # fmt: skip
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     known = training.without_trace()
-    found = judged(candidate, prediction, machine, training=known, steps_on_cpu=on_cpu)
+    found = judged(candidate, prediction, training=known, steps_on_cpu=on_cpu)
     work = training.trace.work
     if work is None or device != "cuda":
         return found

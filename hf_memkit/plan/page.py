@@ -31,8 +31,8 @@ _WORDS: Final = (
     ),
     (
         "fits",
-        "That is at most 92 % of the GPU, and RAM and disk suffice. Beyond it the allocator frees its cache and asks "
-        "again, and steps become several times slower.",
+        "It takes at most 92 % of the GPU, and RAM and disk suffice. Beyond that it may be tight: it completes, but "
+        "the allocator may free its cache and try again, which makes steps several times slower.",
     ),
     ("s a step", "Of one optimizer step, computed from the traced operations, with the range in which it should lie."),
     ("run", "The whole training with its evaluations and saves."),
@@ -129,7 +129,7 @@ def _plan(
     if changes := wording.with_code(plan, price):
         yield section(None, "With other code", _table(plan, "Never proposed", changes, price))
     if lost := wording.too_large(plan, price):
-        yield section(None, "Does not fit", _table(plan, "Fastest first", lost, price))
+        yield section(None, "Tight, or does not fit", _table(plan, "Fastest first", lost, price))
     yield section(None, "What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
 
 

@@ -269,7 +269,7 @@ class Search:
             if found is None or each.is_other or held(each.candidate.choices) != held(choices):
                 continue
             stepping, _ = found.phases.get("optimizer", (0, None))
-            if _SAME * stepping + found.outside_allocator_bytes > each.usable_bytes > 0:
+            if _SAME * stepping + found.outside_allocator_bytes > each.limit_bytes > 0:
                 return each
         return None
 
@@ -367,7 +367,7 @@ class Search:
         for _ in range(_MORE_TRACES):
             if fitting - too_large < 2:
                 return
-            at = self._guess(sizes, needs, too_large, fitting, last.usable_bytes)
+            at = self._guess(sizes, needs, too_large, fitting, last.limit_bytes)
             found = self._fitted(sizes[at], choices)
             if found is None:
                 return
@@ -406,7 +406,7 @@ class Search:
         allocator = next((each for each in self.ways.get("allocator", []) if each is not None), None)
         if found is None or allocator is None or judged.lacks_host:
             return judged
-        if found.peak_allocated_bytes + found.outside_allocator_bytes > judged.usable_bytes:
+        if found.peak_allocated_bytes + found.outside_allocator_bytes > judged.limit_bytes:
             return judged
         candidate = judged.candidate
         other = self._judged(self.candidate(candidate.micro_batch_size, (*candidate.choices, allocator)))

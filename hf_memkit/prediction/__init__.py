@@ -9,7 +9,7 @@ print(found.verdict, found.peak_allocated_bytes, found.peak_module)
 ```
 
 A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`); what it allocates and frees
-(`trace.py`) is replayed through a model of PyTorch's caching allocator (`replay.py`), and judged (`verdict.py`).
+(`trace.py`) is replayed through a model of PyTorch's caching allocator (`replay.py`), and judged (`catalog/fit.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 from hf_memkit.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_memkit.prediction.confidence import Confidence
     from hf_memkit.prediction.from_script import predict_script
     from hf_memkit.prediction.from_setup import predict
     from hf_memkit.prediction.from_trainer import predict_trainer
     from hf_memkit.prediction.prediction import Prediction
-    from hf_memkit.prediction.verdict import Confidence
 
 __all__ = ["Confidence", "Prediction", "predict", "predict_script", "predict_trainer"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Confidence": "verdict",
+        "Confidence": "confidence",
         "Prediction": "prediction",
         "predict": "from_setup",
         "predict_script": "from_script",

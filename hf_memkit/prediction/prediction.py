@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Final, Self
 
+from hf_memkit.catalog import fit
+from hf_memkit.catalog.fit import VERDICTS, Verdict
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
-from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, usable_bytes
+from hf_memkit.prediction.confidence import Confidence
 
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved of a phase, bytes; None: not modelled."""
@@ -129,22 +131,38 @@ class Prediction:
     @property
     def usable_bytes(self) -> int:
         """What the allocator may take of the GPU."""
-        return usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+        return max(0, self.room_bytes - self.outside_allocator_bytes)
+
+    @property
+    def room_bytes(self) -> int:
+        """What the process may take of the GPU."""
+        return fit.room_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that it takes of the GPU if it fits."""
+        return fit.limit_bytes(self.room_bytes, self.confidence.level)
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest cap, with slack."""
+        return self.smallest_cap_bytes + fit.slack_bytes(self.smallest_cap_bytes, self.confidence.level)
 
     @property
     def lacks_room(self) -> bool:
         """Whether the GPU is too small, or just large enough; where it does not fit all the same, RAM or disk is."""
-        return self.verdict == "tight" or self.confidence.with_slack(self.smallest_cap_bytes) > self.usable_bytes
+        return self.verdict == "tight" or self.least_bytes > self.usable_bytes
 
     def judged(self, machine: Machine) -> Prediction:
         """Another prediction, with the verdict for this machine and its GPU's capacity."""
-        host = [size for size in (self.host_rss_bytes, self.pinned_bytes) if size is not None]
-        names = ("peak_reserved_bytes", "smallest_cap_bytes", "outside_allocator_bytes", "confidence",
-                 "memory_fraction", "disk_bytes")  # fmt: skip
-        own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        found = judge(machine, **own, host_bytes=sum(host) if host else None)
+        verdict, why = fit.judged(
+            machine, reserved_bytes=self.peak_reserved_bytes[1], smallest_cap_bytes=self.smallest_cap_bytes,
+            outside_bytes=self.outside_allocator_bytes, level=self.confidence.level,
+            memory_fraction=self.memory_fraction, ram_bytes=(self.host_rss_bytes or 0) + (self.pinned_bytes or 0),
+            disk_bytes=self.disk_bytes or 0,
+        )  # fmt: skip
         capacity = machine.gpu.capacity_bytes if machine.gpu is not None else None
-        return replace(self, capacity_bytes=capacity, verdict=found.verdict, why=found.why)
+        return replace(self, capacity_bytes=capacity, verdict=verdict, why=why)
 
     def with_notes(self, *notes: str) -> Prediction:
         """Another prediction with these notes added, each once."""

@@ -193,17 +193,17 @@ def _next(choices: Sequence[int], seen: Mapping[int, Prediction], machine: Machi
     between = [choice for choice in choices if above < choice and (not below or choice < below)]
     if not between:
         return None
-    usable = seen[above or below].usable_bytes
+    limit = seen[above or below].limit_bytes
     needed = {size: _needed(size, above, below, seen) for size in between}
-    likely = max((size for size in between if needed[size] <= _SURE * usable), default=between[0])
-    return likely if not above or needed[likely] <= _PERHAPS * usable else None
+    likely = max((size for size in between if needed[size] <= _SURE * limit), default=between[0])
+    return likely if not above or needed[likely] <= _PERHAPS * limit else None
 
 
 def _needed(size: int, above: int, below: int, seen: Mapping[int, Prediction]) -> float:
-    """Bytes that a size is expected to need, with slack. Between one that fits (`above`) and one that does not
+    """The most that a size is expected to take of the GPU. Between one that fits (`above`) and one that does not
     (`below`; 0: none) at most what a line says: the peak is the highest of several moments that grow linearly."""
     if above and below:
-        low, high = (_with_slack(seen[each], seen[each].peak_allocated_bytes) for each in (above, below))
+        low, high = (seen[each].total_bytes[1] for each in (above, below))
         return low + (high - low) * (size - above) / (below - above)
     traced = above or below
     found = seen[traced]
@@ -212,10 +212,5 @@ def _needed(size: int, above: int, below: int, seen: Mapping[int, Prediction]) -
     # While gradients fill the GPU, what the layers keep is below the peak, and only the forward pass shows it.
     grows = max(found.peak_allocated_bytes - held, forward - before) / traced
     kept = max(held, before) if found.peak_phase in ("forward", "backward") else before
-    return _with_slack(found, kept + grows * size)
-
-
-def _with_slack(found: Prediction, allocated: float) -> int:
-    """What the verdict asks for where so much is allocated."""
-    share = found.peak_reserved_bytes[1] / found.peak_allocated_bytes
-    return found.confidence.with_slack(round(share * allocated))
+    reserved = found.peak_reserved_bytes[1] / found.peak_allocated_bytes * (kept + grows * size)
+    return reserved + found.outside_allocator_bytes

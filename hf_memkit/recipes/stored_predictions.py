@@ -106,7 +106,8 @@ def _of(recipe: Recipe) -> list[StoredPrediction]:
 
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
     """The recipe's variants on this machine, in the recipe's order: of each the cheapest checkpointing that fits, or
-    the last. Empty where the recipe's file was changed after it was predicted, or no GPU is known.
+    the cheapest that is tight, or the last. Empty where the recipe's file was changed after it was predicted, or no
+    GPU is known.
 
     The GPU's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
     """
@@ -115,9 +116,11 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
         return []
     for each in _of(recipe):
         earlier = found.get(each.variant)
-        if each.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
+        if each.bf16 != machine.gpu.bf16:
             continue
-        found[each.variant] = Option(recipe, replace(each, prediction=each.prediction.judged(machine)))
+        option = Option(recipe, replace(each, prediction=each.prediction.judged(machine)))
+        if earlier is None or earlier.verdict == "does not fit" or option.verdict == "fits" != earlier.verdict:
+            found[each.variant] = option
     return list(found.values())
 
 

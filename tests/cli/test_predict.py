@@ -26,8 +26,8 @@ from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction import predict
 from hf_memkit.prediction import predict as judge
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.variant_search import unjudged
 from hf_memkit.setup.request import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.catalog.hardware import described_gpu, described_machine
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB
 from hf_memkit.common.user_script import UserScript
@@ -38,8 +38,6 @@ def setup(
 ) -> Judged:  # fmt: skip
     """A setup that takes so much of the GPU, and so long a step; None: nobody knows."""
     peak, outside = int(gib * GIB) - GIB // 2, GIB // 2
-    of_gpu = described_gpu(gpu)
-    assert of_gpu is not None
     prediction = Prediction(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=(peak, peak),
@@ -52,9 +50,8 @@ def setup(
         peak_module="",
         confidence=Confidence("trace", "two steps"),
         source="nothing",
-        capacity_bytes=of_gpu.capacity_bytes,
-    )
-    found = judged(SetupCandidate(size, accumulation, choices), prediction, described_machine(gpu, None, None, None))
+    ).judged(described_machine(gpu, None, None, None))
+    found = judged(SetupCandidate(size, accumulation, choices), prediction)
     if seconds is None:
         return found
     step = StepTime(
@@ -69,9 +66,7 @@ def setup(
         rests_on=("bf16: 71 TFLOPS (measured)",),
     )
     run = {"run_seconds": (90 * seconds, 100 * seconds, 130 * seconds), **known}
-    return judged(
-        found.candidate, prediction, described_machine(gpu, None, None, None), step_time=step, tokens=tokens, **run
-    )
+    return judged(found.candidate, prediction, step_time=step, tokens=tokens, **run)
 
 
 def plan(own: Judged, *others: Judged, gpu: str = "RTX 3090", **known: Any) -> Plan:
