@@ -335,7 +335,7 @@ def missing(plan: Plan) -> str:
     """In a few words, of a GPU for which nothing is proposed."""
     least = plan.smallest()
     too_much = least.needs_bytes - least.limit_bytes if least is not None else 0
-    said = "nothing found yet" if plan.verdict == "unfinished" else "nothing fits"
+    said = {"unfinished": "nothing found yet", "tight": "tight"}.get(plan.verdict, "nothing fits")
     said += f": {format_gib(too_much)} over the limit" if too_much > 0 else ""
     return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
 

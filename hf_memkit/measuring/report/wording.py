@@ -54,7 +54,7 @@ def course(run: Run, summary: Summary) -> str:
 
 
 def state(run: Run, summary: Summary) -> Literal["bad", "near", "good"]:
-    """Whether it failed (`"bad"`), or came close to the GPU's memory (`"near"`)."""
+    """Whether it failed (`"bad"`), or was tight (`"near"`)."""
     if run.ending.kind in ("out of memory", "failed", "killed"):
         return "bad"
     target = target_of(run)
@@ -221,7 +221,7 @@ def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
 
 
 def _to_spare(summary: Summary) -> str:
-    if summary.peak is None or summary.headroom_gib is None:
+    if summary.peak is None or summary.headroom_gib is None or summary.tight:
         return ""
     return f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
 
