@@ -35,6 +35,8 @@ FULL_SHARE: Final = 0.92
 OpenTau on 80 GiB GPUs lost a third of their speed at 97 %, torchtitan's fitting plan three quarters (OpenTau PR 273;
 pytorch/torchtitan PR 4636). What stays free is more than the slack of a trace on any GPU of 6 GiB or more."""
 
+LIMIT_NAME: Final = f"{100 * FULL_SHARE:.0f} % of the GPU"
+
 SLACK_SHARE: Final[dict[Level, float]] = {"trace": 0.05, "cpu trace": 0.10}
 """By how much a prediction may be too low; a cpu trace lowers `FULL_SHARE` by as much as it exceeds a trace here.
 
@@ -59,6 +61,11 @@ def full_share(level: Level = "trace") -> float:
     return FULL_SHARE - (SLACK_SHARE[level] - SLACK_SHARE["trace"])
 
 
+def full_share_text(level: Level = "trace") -> str:
+    """`"92 %"`."""
+    return f"{100 * full_share(level):.0f} %"
+
+
 def limit_bytes(room: int, level: Level = "trace") -> int:
     """The most that a training that fits takes."""
     return int(full_share(level) * room)
@@ -71,7 +78,7 @@ def slack_bytes(size_bytes: int, level: Level) -> int:
 
 def slack_text(level: Level) -> str:
     """`"5 % and 200 MiB"`."""
-    return f"{SLACK_SHARE[level]:.0%} and {CONTEXT_SLACK_BYTES // MIB} MiB".replace("%", " %")
+    return f"{100 * SLACK_SHARE[level]:.0f} % and {CONTEXT_SLACK_BYTES // MIB} MiB"
 
 
 def judged(
@@ -118,9 +125,9 @@ def _on_gpu(
         return "fits", f"needs up to {_gib(most)}; {has}"
     with_slack = least + slack_bytes(smallest_cap, level)
     if with_slack <= room:
-        above = f"above {full_share(level):.0%} of that".replace("%", " %")
-        slow = f"it completes, but {above} the allocator may free its cache and try again, which is slow"
-        return "tight", f"needs up to {_gib(most)}; {has}; {slow}"
+        retries = "the allocator may free its cache and try again, which is slow"
+        why = f"it completes, but above {full_share_text(level)} of that {retries}"
+        return "tight", f"needs up to {_gib(most)}; {has}; {why}"
     close = f" ({_gib(with_slack)} with {slack_text(level)} of slack)" if least <= room else ""
     return "does not fit", f"needs at least {_gib(least)}{close}; {has}{': too close' if close else ''}"
 

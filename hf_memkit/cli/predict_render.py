@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from hf_memkit.catalog.fit import full_share, slack_text
+from hf_memkit.catalog.fit import full_share_text, slack_text
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.common.units import format_gib
 from hf_memkit.measuring.report.palette import CATEGORY_COLOURS
@@ -195,7 +195,7 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
     outside, level = size_text(prediction.outside_allocator_bytes), prediction.confidence.level
-    limit = f"fits up to {size_text(prediction.limit_bytes)}: {full_share(level):.0%} of ".replace("%", " %")
+    limit = f"fits up to {size_text(prediction.limit_bytes)}: {full_share_text(level)} of "
     return {
         "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from hf_memkit.catalog.fit import limit_bytes
+from hf_memkit.catalog.fit import LIMIT_NAME, limit_bytes
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.charts import plotly_text
 from hf_memkit.plan.candidate import GROUPS, Group
@@ -80,7 +80,7 @@ def plot(plan: Plan) -> dict[str, Any] | None:
         top = max(_rate(plan, each) for each in timed)
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": "92 % of the GPU", "x": [usable, usable], "y": [0, top],
+                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable], "y": [0, top],
                 "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
             }
         )  # fmt: skip

@@ -8,8 +8,10 @@ import pytest
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.cli.recipe_flow import _with_prediction
+from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError
-from hf_memkit.recipes.schema import Recipe
+from hf_memkit.common.units import GIB
+from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.recipes.stored_predictions import is_stored, predicted_beforehand
 from hf_memkit.recipes.variant_search import nearest_that_fits, stored_or, unjudged
 from hf_memkit.run.folder import RecipeRun
@@ -27,6 +29,20 @@ def test_the_recipe_s_own_gpu_holds_it(recipe: Recipe, machine: Machine) -> None
     found = predicted_beforehand(recipe, resolved_for(recipe, machine, recipe.card))
     assert found.verdict in ("fits", "tight") and is_stored(found) and found.confidence.level == "trace"
     assert predicted_beforehand(recipe, resolved_for(recipe, machine, "80GB")).verdict == "fits"
+
+
+@pytest.mark.parametrize("name", resources.names("recipes"))
+def test_weights_and_states_alone_are_never_more_than_a_trace_needs(name: str, machine: Machine) -> None:
+    """Would notice: a variant that is ruled out without a trace, and would have fitted."""
+    recipe = load_recipe(name)
+    own = replace(machine, gpu=gpu_of_size(recipe.card), ram_bytes=2000 * GIB, disk_free_bytes=2000 * GIB)
+    for variant in recipe.variants:
+        setup = resolve(recipe, own, Request(variant=variant, gpus=recipe.gpus), use_hub=False)
+        try:
+            predicted = predicted_beforehand(recipe, setup)
+        except InputError:  # one that cannot be traced here
+            continue
+        assert setup.ledger.total_bytes("device") <= predicted.smallest_cap_bytes, variant
 
 
 def test_what_was_changed_is_not_predicted_beforehand(recipe: Recipe, machine: Machine) -> None:
