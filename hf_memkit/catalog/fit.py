@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 from hf_memkit.catalog.hardware import Gpu, Machine
-from hf_memkit.common.units import GIB, MIB, format_gib
+from hf_memkit.common.units import MIB, format_gib
 
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
@@ -81,55 +81,11 @@ def slack_text(level: Level) -> str:
     return f"{100 * SLACK_SHARE[level]:.0f} % and {CONTEXT_SLACK_BYTES // MIB} MiB"
 
 
-def judged(
-    machine: Machine,
-    *,
-    reserved_bytes: int,
-    smallest_cap_bytes: int,
-    outside_bytes: int,
-    level: Level = "trace",
-    memory_fraction: float = 1.0,
-    ram_bytes: int = 0,
-    disk_bytes: int = 0,
-) -> tuple[Verdict | None, str]:
-    """(verdict, its reason); the verdict is None where the machine has no GPU.
-
-    Args:
-        machine: GPU, RAM and disk.
-        reserved_bytes: the most that the allocator takes.
-        smallest_cap_bytes: the least that the allocator may be given.
-        outside_bytes: what the process takes beside the allocator.
-        level: what the sizes were computed from.
-        memory_fraction: the share of the GPU that the allocator may take.
-        ram_bytes: of one machine with all its processes, page-locked RAM included.
-        disk_bytes: what training keeps on disk.
-    """
-    if machine.gpu is None:
-        verdict, why = None, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
-    else:
-        verdict, why = _on_gpu(machine.gpu, reserved_bytes, smallest_cap_bytes, outside_bytes, level, memory_fraction)
-    if not (short := host_shortages(machine, ram_bytes, disk_bytes, " (--ram; default: this machine's)")):
-        return verdict, why
-    return verdict and "does not fit", "; ".join((*short, why if verdict is None else f"on the GPU it {why}"))
-
-
-def _on_gpu(
-    gpu: Gpu, reserved: int, smallest_cap: int, outside: int, level: Level, memory_fraction: float
-) -> tuple[Verdict, str]:
-    room = room_bytes(gpu.capacity_bytes, outside, memory_fraction)
-    most, least = reserved + outside, smallest_cap + outside
-    has = f"{gpu.name} has {_gib(room)}"
-    if room < gpu.capacity_bytes:
-        has = f"per_process_memory_fraction {memory_fraction:g} allows {_gib(room)} of {gpu.name}"
-    if most <= limit_bytes(room, level):
-        return "fits", f"needs up to {_gib(most)}; {has}"
-    with_slack = least + slack_bytes(smallest_cap, level)
-    if with_slack <= room:
-        retries = "the allocator may free its cache and try again, which is slow"
-        why = f"it completes, but above {full_share_text(level)} of that {retries}"
-        return "tight", f"needs up to {_gib(most)}; {has}; {why}"
-    close = f" ({_gib(with_slack)} with {slack_text(level)} of slack)" if least <= room else ""
-    return "does not fit", f"needs at least {_gib(least)}{close}; {has}{': too close' if close else ''}"
+def verdict(most_bytes: int, least_bytes: int, room: int, level: Level = "trace") -> Verdict:
+    """Of the GPU alone. `least_bytes`: with slack."""
+    if most_bytes <= limit_bytes(room, level):
+        return "fits"
+    return "tight" if least_bytes <= room else "does not fit"
 
 
 def too_small(gpu: Gpu, needed_bytes: int) -> bool:
@@ -152,8 +108,3 @@ def host_shortages(machine: Machine, ram_bytes: int, disk_bytes: int, option: st
 def was_tight(peak_gib: float, room_gib: float, retries: int) -> bool:
     """Whether a run that completed was `tight`, as measured."""
     return retries > 0 or peak_gib > FULL_SHARE * room_gib
-
-
-def _gib(size_bytes: int) -> str:
-    """One decimal: a prediction is no more exact."""
-    return f"{size_bytes / GIB:.1f} GiB"

@@ -200,7 +200,7 @@ def sizes(prediction: Prediction) -> dict[str, str]:
         "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
         "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory; "
-        f"{size_text(prediction.least_bytes)} with {slack_text(level)} of slack",
+        f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}",
         **({"limit": limit + size_text(prediction.room_bytes)} if prediction.capacity_bytes else {}),
         "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
         f"disk {size_text(prediction.disk_bytes)}",
@@ -247,7 +247,7 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
     """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
-    too_much = prediction.least_bytes - prediction.usable_bytes
+    too_much = prediction.least_bytes - prediction.room_bytes
     if prediction.verdict == "tight":
         too_much = prediction.total_bytes[1] - prediction.limit_bytes
     if prediction.categories["activations"] + prediction.categories["loss"] <= too_much:

@@ -145,24 +145,46 @@ class Prediction:
 
     @property
     def least_bytes(self) -> int:
-        """The smallest cap, with slack."""
-        return self.smallest_cap_bytes + fit.slack_bytes(self.smallest_cap_bytes, self.confidence.level)
+        """The least of the GPU in which it completes, with slack."""
+        slack = fit.slack_bytes(self.smallest_cap_bytes, self.confidence.level)
+        return self.smallest_cap_bytes + slack + self.outside_allocator_bytes
 
     @property
     def lacks_room(self) -> bool:
         """Whether the GPU is too small, or just large enough; where it does not fit all the same, RAM or disk is."""
-        return self.verdict == "tight" or self.least_bytes > self.usable_bytes
+        return self.verdict == "tight" or self.least_bytes > self.room_bytes
 
     def judged(self, machine: Machine) -> Prediction:
         """Another prediction, with the verdict for this machine and its GPU's capacity."""
-        verdict, why = fit.judged(
-            machine, reserved_bytes=self.peak_reserved_bytes[1], smallest_cap_bytes=self.smallest_cap_bytes,
-            outside_bytes=self.outside_allocator_bytes, level=self.confidence.level,
-            memory_fraction=self.memory_fraction, ram_bytes=(self.host_rss_bytes or 0) + (self.pinned_bytes or 0),
-            disk_bytes=self.disk_bytes or 0,
-        )  # fmt: skip
-        capacity = machine.gpu.capacity_bytes if machine.gpu is not None else None
-        return replace(self, capacity_bytes=capacity, verdict=verdict, why=why)
+        gpu = machine.gpu
+        found = replace(self, capacity_bytes=gpu.capacity_bytes if gpu is not None else None)
+        verdict: Verdict | None = None
+        why = "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
+        if gpu is not None:
+            verdict = fit.verdict(found.total_bytes[1], found.least_bytes, found.room_bytes, self.confidence.level)
+            why = found._why(verdict, gpu.name)
+        ram_bytes = (self.host_rss_bytes or 0) + (self.pinned_bytes or 0)
+        hint = " (--ram; default: this machine's)"
+        if short := fit.host_shortages(machine, ram_bytes, self.disk_bytes or 0, hint):
+            why = "; ".join((*short, why if verdict is None else f"on the GPU it {why}"))
+            verdict = "does not fit" if verdict is not None else None
+        return replace(found, verdict=verdict, why=why)
+
+    def _why(self, verdict: Verdict, gpu: str) -> str:
+        """The reason for the verdict of the GPU alone."""
+        least = self.smallest_cap_bytes + self.outside_allocator_bytes
+        level, room = self.confidence.level, self.room_bytes
+        has = f"{gpu} has {_short(room)}"
+        if room < (self.capacity_bytes or 0):
+            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {_short(room)} of {gpu}"
+        if verdict == "does not fit":
+            slack = f" ({_short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
+            return f"needs at least {_short(least)}{slack}; {has}{': too close' if slack else ''}"
+        why = f"needs up to {_short(self.total_bytes[1])}; {has}"
+        if verdict == "fits":
+            return why
+        slow = "the allocator may free its cache and try again, which is slow"
+        return f"{why}; it completes, but above {fit.full_share_text(level)} of that {slow}"
 
     def with_notes(self, *notes: str) -> Prediction:
         """Another prediction with these notes added, each once."""
@@ -272,6 +294,11 @@ class Prediction:
             warnings=tuple(content.get("warnings", ())),
             memory_fraction=content.get("memory_fraction", 1.0),
         )
+
+
+def _short(size_bytes: int) -> str:
+    """One decimal: a prediction is no more exact."""
+    return f"{size_bytes / GIB:.1f} GiB"
 
 
 def _gib(size_bytes: int | None) -> float | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hf_memkit.catalog import fit
@@ -15,12 +13,10 @@ GPU = Gpu("a GPU", 16 * GIB, bf16=True, source="by size")
 MACHINE = Machine(GPU, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB, disk_path="/data", cpu_count=8)
 
 
-def judged(reserved: int, cap: int, level: Level = "trace", **more: Any) -> tuple[Verdict | None, str]:
-    return fit.judged(MACHINE, reserved_bytes=reserved, smallest_cap_bytes=cap, outside_bytes=GIB, level=level, **more)
-
-
-def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Verdict | None:
-    return judged(reserved, cap, level, **more)[0]
+def verdict(reserved: int, cap: int, level: Level = "trace", memory_fraction: float = 1.0) -> Verdict:
+    """With 1 GiB outside the allocator."""
+    room = fit.room_bytes(GPU.capacity_bytes, GIB, memory_fraction)
+    return fit.verdict(reserved + GIB, cap + fit.slack_bytes(cap, level) + GIB, room, level)
 
 
 # 16 GiB of GPU, 1 GiB outside the allocator. 92 % of the GPU are 15073.28 MiB, so that 14049 MiB may be reserved; of a
@@ -45,35 +41,17 @@ def test_what_fits_has_room_for_the_slack(level: Level, gib: int) -> None:
 def test_a_limit_of_the_allocator_is_all_that_there_is() -> None:
     """Would notice: a script that limits itself to a part of the GPU, and "fits" in all of it. Of 16 GiB it may take 8
     and what lies outside, 9 GiB; 92 % of these are 8.28 GiB."""
-    half = {"memory_fraction": 0.5}
-    assert verdict(int(7.27 * GIB), 7 * GIB, **half) == "fits" and verdict(int(7.29 * GIB), 7 * GIB, **half) == "tight"
-    over, why = judged(9 * GIB, 9 * GIB, **half)
-    assert over == "does not fit" and "per_process_memory_fraction 0.5 allows 9.0 GiB of a GPU" in why
+    assert verdict(int(7.27 * GIB), 7 * GIB, memory_fraction=0.5) == "fits"
+    assert verdict(int(7.29 * GIB), 7 * GIB, memory_fraction=0.5) == "tight"
+    assert verdict(9 * GIB, 9 * GIB, memory_fraction=0.5) == "does not fit"
     assert verdict(13 * GIB, 13 * GIB, memory_fraction=0.99) == "fits", "beyond what is free it limits nothing"
 
 
-def test_verdicts_say_why_with_their_numbers() -> None:
-    assert judged(12 * GIB, 11 * GIB) == ("fits", "needs up to 13.0 GiB; a GPU has 16.0 GiB")
-    tight, why = judged(15 * GIB, 11 * GIB)
-    assert tight == "tight" and why.startswith(
-        "needs up to 16.0 GiB; a GPU has 16.0 GiB; it completes, but above 92 %"
-    )
-    close, why = judged(15 * GIB, 15 * GIB - MIB)
-    assert close == "does not fit" and "16.9 GiB with 5 % and 200 MiB of slack" in why and why.endswith("too close")
-    assert judged(20 * GIB, 16 * GIB) == ("does not fit", "needs at least 17.0 GiB; a GPU has 16.0 GiB")
-
-
 def test_ram_and_disk_count_too() -> None:
-    assert verdict(12 * GIB, 11 * GIB, ram_bytes=64 * GIB, disk_bytes=100 * GIB) == "fits"
-    for more, short in (
-        ({"ram_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
-        ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
-    ):
-        found, why = judged(12 * GIB, 11 * GIB, **more)
-        assert found == "does not fit" and short in why and "on the GPU it needs up to 13.0 GiB" in why
-    no_gpu = MACHINE.with_gpu(None)
-    found, why = fit.judged(no_gpu, reserved_bytes=1, smallest_cap_bytes=1, outside_bytes=0, ram_bytes=65 * GIB)
-    assert found is None and "of RAM" in why and "--gpu NAME" in why
+    assert fit.host_shortages(MACHINE, 64 * GIB, 100 * GIB) == []
+    ram, disk = fit.host_shortages(MACHINE, 64 * GIB + 1, 101 * GIB, " (--ram)")
+    assert ram == "needs 64.00 GiB of RAM; the machine has 64.00 GiB (--ram)"
+    assert disk == "needs 101.0 GiB of disk; /data has 100.0 GiB free"
 
 
 def test_sums_rule_out_what_is_larger_than_the_gpu() -> None:

@@ -95,9 +95,30 @@ def test_what_the_allocator_rounds_up_is_other() -> None:
         with_rest({"weights": 100}, 99)
 
 
-def test_page_locked_ram_is_ram() -> None:
-    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
-    assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why
+def sized(reserved: int, cap: int, **more: Any) -> Prediction:
+    sizes = {"peak_reserved_bytes": (cap, reserved), "smallest_cap_bytes": cap, "outside_allocator_bytes": GIB}
+    return made(**sizes, **more).judged(MACHINE)
+
+
+def test_verdicts_say_why_with_their_numbers() -> None:
+    assert sized(12 * GIB, 11 * GIB).headline == "FITS: needs up to 13.0 GiB; a GPU has 16.0 GiB"
+    tight = sized(15 * GIB, 11 * GIB).headline
+    assert tight.startswith("TIGHT: needs up to 16.0 GiB; a GPU has 16.0 GiB; it completes, but above 92 % of that")
+    close = sized(15 * GIB, 15 * GIB - MIB)
+    assert "16.9 GiB with 5 % and 200 MiB of slack" in close.why and close.why.endswith("too close")
+    assert sized(20 * GIB, 16 * GIB).headline == "DOES NOT FIT: needs at least 17.0 GiB; a GPU has 16.0 GiB"
+    half = sized(9 * GIB, 9 * GIB, memory_fraction=0.5)
+    assert half.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 9.0 GiB of a GPU" in half.why
+
+
+def test_ram_and_disk_count_too() -> None:
+    for more, short in (
+        ({"host_rss_bytes": 40 * GIB, "pinned_bytes": 30 * GIB}, "70.00 GiB of RAM"),
+        ({"disk_bytes": 101 * GIB}, "101.0 GiB of disk"),
+    ):
+        judged = sized(12 * GIB, 11 * GIB, **more)
+        assert judged.verdict == "does not fit" and short in judged.why
+        assert "on the GPU it needs up to 13.0 GiB" in judged.why
 
 
 def test_without_a_gpu_there_is_no_verdict() -> None:
