@@ -188,7 +188,7 @@ def _with_paging(step: StepTime, judgement: Judgement, training: TracedTraining,
     if not str(training.arguments.optim).startswith("paged_"):
         return step
     states = _PAGED_BYTES * sum(training.facts.weights.trained)
-    room = max(0, judgement.usable_bytes - judgement.needs_bytes)
+    room = max(0, judgement.limit_bytes - judgement.needs_bytes)
     round_trip = 2 * states / (speeds.rates.pcie_gb_per_s.value * GB)
     moved = round_trip * max(0.0, 1 - room / max(1, states))
     low, middle, high = step.seconds

@@ -16,7 +16,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.candidate_time import Speeds, with_times
-from hf_memkit.plan.judgement import Judgement, judge_prediction, usable_bytes
+from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.search import PARALLEL_TRACES
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
@@ -57,12 +57,12 @@ def judge_trace(
     training = training_of(script, traced.outcome())
     prediction, _training = predicted_training(
         ScriptTrace(training, device, notes), script, machine, gpus=gpus, nodes=1, environment=environment,
-        ram_is_given=ram_is_given, enough_bytes=usable_bytes(machine),
+        ram_is_given=ram_is_given, enough_bytes=machine.gpu.capacity_bytes if machine.gpu is not None else 0,
     )  # fmt: skip
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     summary = training.without_trace()
-    judgement = judge_prediction(candidate, prediction, machine, training=summary, steps_on_cpu=on_cpu)
+    judgement = judge_prediction(candidate, prediction, training=summary, steps_on_cpu=on_cpu)
     work = training.trace.work
     if work is None or device != "cuda":
         return judgement

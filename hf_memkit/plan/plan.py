@@ -13,9 +13,8 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.launch_command import Launched
-from hf_memkit.prediction.verdict import FULL_SHARE
 
-PlanVerdict = Literal["fits", "nothing fits", "nothing ran", "unfinished"]
+PlanVerdict = Literal["fits", "tight", "nothing fits", "nothing ran", "unfinished"]
 """Verdict of a plan. "unfinished": the search was stopped before it found a setup that fits."""
 
 _MUCH_SLOWER: Final = 1.5
@@ -174,7 +173,13 @@ class Plan:
             return "fits"
         if self.failed:
             return "nothing ran"
-        return "unfinished" if self.stopped else "nothing fits"
+        return "unfinished" if self.stopped else "nothing fits" if self.tight is None else "tight"
+
+    @property
+    def tight(self) -> Judgement | None:
+        """Of those that are tight and need no change of code, the one that needs least."""
+        tight = [each for each in self.compared if each.tight and not each.candidate.code]
+        return min(tight, key=lambda each: each.needs_bytes, default=None)
 
     def faster(self) -> Judgement | None:
         """The best setup with nearly the same result, if it is clearly faster than the proposed one."""
@@ -246,11 +251,10 @@ class Plan:
         if least is None:
             return "no setup could be traced"
         smallest = f"the smallest{' of them' * self.stopped}, {least.candidate.name}"
-        gpu = self.machine.gpu
-        if gpu is not None and least.needs_bytes <= FULL_SHARE * gpu.capacity_bytes:
+        if least.needs_bytes <= least.limit_bytes:
             return f"{smallest}: {least.why}"
-        of = f"; 92 % of {gpu.name} is {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
-        return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{of}"
+        limit = f"at most {format_gib(least.limit_bytes)} fit on {self.machine.gpu.name}" if self.machine.gpu else ""
+        return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{'; ' * bool(limit)}{limit}"
 
 
 def _is_plainer(one: Judgement, other: Judgement) -> bool:

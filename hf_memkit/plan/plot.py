@@ -8,25 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hf_memkit.catalog.fit import LIMIT_NAME, limit_bytes
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.charts import plotly_text
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",
     "nearly the same": "var(--activations)",
     "another method": "var(--buffers)",
 }
+_TIGHT: Final = "var(--bad)"
 _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
 KEY: Final[Mapping[str, str]] = {
     **{group: _COLOURS[group] for group in GROUPS},
     "needs other code": _CODE,
+    "tight": _TIGHT,
     "does not fit": _LOST,
 }
 
@@ -61,7 +63,10 @@ def plot(plan: Plan) -> dict[str, Any] | None:
         traces.append(_marks(plan, group, of_group, _COLOURS[group]))
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
-    traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
+    tight = [each for each in timed if each.tight]
+    traces.append(_marks(plan, "tight", tight, _TIGHT, symbol="x"))
+    lost = [each for each in timed if not each.fits and not each.tight]
+    traces.append(_marks(plan, "does not fit", lost, _LOST, symbol="x"))
     for name, ringed, symbol, place in (
         ("best", plan.proposed, "circle-open", "top center"),
         ("your script", plan.own, "square-open", "bottom center"),
@@ -71,11 +76,11 @@ def plot(plan: Plan) -> dict[str, Any] | None:
             traces.append(_marks(plan, name, [ringed], "var(--ink)", symbol=symbol, size=20) | label)
     gpu = plan.machine.gpu
     if gpu is not None:
-        usable = round(FULL_SHARE * gpu.capacity_bytes / GIB, 3)
+        usable = round(limit_bytes(gpu.capacity_bytes) / GIB, 3)
         top = max(_rate(plan, each) for each in timed)
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": "92 % of the GPU", "x": [usable, usable], "y": [0, top],
+                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable], "y": [0, top],
                 "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
             }
         )  # fmt: skip

@@ -44,7 +44,7 @@ def ranked_gpus(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
         best = plan.proposed
         if best is None:
             least = plan.smallest()
-            return 3, float(least.needs_bytes - least.usable_bytes) if least is not None else 0.0, 0.0
+            return 3, float(least.needs_bytes - least.limit_bytes) if least is not None else 0.0, 0.0
         if not best.is_priced or not best.seconds:
             return 2, 0.0, 0.0
         price = price_of(plan, prices)

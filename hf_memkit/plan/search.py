@@ -292,7 +292,7 @@ class Search:
             if prediction is None or judgement.is_other or held(judgement.candidate.choices) != held(choices):
                 continue
             step_peak, _ = prediction.phases.get("optimizer", (0, None))
-            if _SAME_PEAK * step_peak + prediction.outside_allocator_bytes > judgement.usable_bytes > 0:
+            if _SAME_PEAK * step_peak + prediction.outside_allocator_bytes > judgement.limit_bytes > 0:
                 return judgement
         return None
 
@@ -384,7 +384,7 @@ class Search:
         for _ in range(_BISECTIONS):
             if fitting - too_large < 2:
                 return
-            at = self._guess(sizes, needs, too_large, fitting, last.usable_bytes)
+            at = self._guess(sizes, needs, too_large, fitting, last.limit_bytes)
             judgement = self._judge_with_fallbacks(sizes[at], choices)
             if judgement is None:
                 return
@@ -423,7 +423,7 @@ class Search:
         allocator = next(iter(self._changes_of("allocator")), None)
         if prediction is None or allocator is None or judgement.lacks_host:
             return judgement
-        if prediction.peak_allocated_bytes + prediction.outside_allocator_bytes > judgement.usable_bytes:
+        if prediction.peak_allocated_bytes + prediction.outside_allocator_bytes > judgement.limit_bytes:
             return judgement
         candidate = judgement.candidate
         other = self._judge_once(self.candidate(candidate.micro_batch_size, (*candidate.choices, allocator)))

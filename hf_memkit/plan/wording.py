@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hf_memkit.catalog.fit import FULL_SHARE, limit_bytes
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.hardware import described_gpu
 from hf_memkit.common.units import GIB, format_gib
@@ -20,7 +21,6 @@ from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.pasted import Pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import million_tokens_cost, price_of, run_cost
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 NONE: Final = "—"
 
@@ -75,7 +75,7 @@ def subject(plan: Plan) -> str:
     gpu = plan.machine.gpu
     memory = ""
     if gpu is not None:
-        usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
+        usable = format_gib(limit_bytes(gpu.capacity_bytes))
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may use {usable} ({_percent(FULL_SHARE)})"
     found = f"{plan.setups} setup{'s' * (plan.setups != 1)} compared, {len(plan.traced)} of them traced"
     if plan.stopped:
@@ -95,6 +95,10 @@ def answer(plan: Plan) -> tuple[str, str]:
     if plan.verdict == "unfinished":
         tried = f"{len(plan.compared)} tried, search stopped"
         return f"NO SETUP FOUND YET FOR {gpu_of(plan)}", f"{tried}; {plan.lacking()}"
+    if best is None and (tight := plan.tight) is not None and not plan.failed:
+        needs = f"needs up to {format_gib(tight.needs_bytes)}, {format_gib(tight.needs_bytes - tight.limit_bytes)}"
+        slow = "it completes, but can be slow"
+        return f"TIGHT ON {gpu_of(plan)}", f"nothing fits; {tight.candidate.name} {needs} over the limit: {slow}"
     if best is None:
         as_it_is = " WITHOUT A CHANGE OF CODE" if plan.with_code and not plan.failed else ""
         return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}{as_it_is}", plan.lacking()
@@ -135,8 +139,9 @@ def beside(plan: Plan) -> Iterator[str]:
     if best.candidate == own.candidate:
         yield "Your script already has this setup: nothing to change."
     elif not own.fits:
-        needs = f"needs up to {format_gib(own.needs_bytes)}, " if own.needs_bytes > own.usable_bytes else ""
-        yield f"Your script as it is, {own.candidate.name}, does not fit: {needs}{_why_not(own)}."
+        needs = f"needs up to {format_gib(own.needs_bytes)}, " if own.needs_bytes > own.limit_bytes else ""
+        does = "is tight" if own.tight else "does not fit"
+        yield f"Your script as it is, {own.candidate.name}, {does}: {needs}{_why_not(own)}."
     elif plan.other_batch:
         known = [f"{speed} {rate_unit(plan)}"] if (speed := rate(plan, own)) != NONE else []
         known += [f"{run} in total"] if (run := run_of(own)) != NONE else []
@@ -260,7 +265,7 @@ def _smallest_gpu(needs: int) -> str:
     """The named GPU with the least memory of those where this fits; empty: there is none."""
     known = {name: described_gpu(name) for name in KNOWN_GPUS}
     sizes = {
-        name: gpu.capacity_bytes for name, gpu in known.items() if gpu and FULL_SHARE * gpu.capacity_bytes >= needs
+        name: gpu.capacity_bytes for name, gpu in known.items() if gpu and limit_bytes(gpu.capacity_bytes) >= needs
     }
     return min(sizes, key=lambda name: sizes[name], default="")
 
@@ -329,8 +334,8 @@ def gpu_cells(plan: Plan, prices: Mapping[str, float]) -> tuple[str, ...]:
 def missing(plan: Plan) -> str:
     """In a few words, of a GPU for which nothing is proposed."""
     least = plan.smallest()
-    too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
-    said = "nothing found yet" if plan.verdict == "unfinished" else "nothing fits"
+    too_much = least.needs_bytes - least.limit_bytes if least is not None else 0
+    said = {"unfinished": "nothing found yet", "tight": "tight"}.get(plan.verdict, "nothing fits")
     said += f": {format_gib(too_much)} over the limit" if too_much > 0 else ""
     return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
 
@@ -398,7 +403,7 @@ def why(plan: Plan, judged: Judgement) -> str:
     """Why a setup is not the one that is proposed; empty: it is, or nothing is known."""
     best = plan.proposed
     if not judged.fits:
-        return _why_not(judged)
+        return f"{'tight: ' * judged.tight}{_why_not(judged)}"
     if judged is plan.own and plan.other_batch:
         return f"the script's own {plan.own_sequences} sequences an optimizer step"
     if judged.candidate in plan.failed:
@@ -420,7 +425,7 @@ def _off_the_gpu(judged: Judgement) -> str:
 
 
 def _why_not(judged: Judgement) -> str:
-    too_much = judged.needs_bytes - judged.usable_bytes
+    too_much = judged.needs_bytes - judged.limit_bytes
     if judged.prediction is None or too_much <= 0:
         return judged.why.partition("; ")[0]
     return f"{format_gib(too_much)} over the limit"

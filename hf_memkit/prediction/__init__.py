@@ -10,7 +10,7 @@ print(prediction.verdict, prediction.peak_allocated_bytes, prediction.peak_modul
 
 A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`). Its allocations and frees
 (`trace/`) are replayed through a model of PyTorch's caching allocator (`allocator/`), and compared with the GPU
-(`verdict.py`).
+(`catalog/fit.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 from hf_memkit.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_memkit.prediction.confidence import Confidence
     from hf_memkit.prediction.from_script import predict_script
     from hf_memkit.prediction.from_setup import predict
     from hf_memkit.prediction.from_trainer import predict_trainer
     from hf_memkit.prediction.prediction import Prediction
-    from hf_memkit.prediction.verdict import Confidence
 
 __all__ = ["Confidence", "Prediction", "predict", "predict_script", "predict_trainer"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Confidence": "verdict",
+        "Confidence": "confidence",
         "Prediction": "prediction",
         "predict": "from_setup",
         "predict_script": "from_script",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from hf_memkit.catalog import fit
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.prediction import Prediction
@@ -41,8 +42,8 @@ def first_that_fits(
         if fits - failed < 2:
             break
         usable = prediction.usable_bytes
-        slack = prediction.confidence.with_slack(usable) - usable
-        number = _guess(tried, failed, fits, needs, usable - slack)
+        room = usable - fit.slack_bytes(usable, prediction.confidence.level)
+        number = _guess(tried, failed, fits, needs, room)
         try:
             other = predicted(tried[number])
         except InputError as error:  # such as a batch that a Trainer cannot divide

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.catalog.adapter_layers import adapter_tensors
+from hf_memkit.catalog.fit import Level
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.library_versions import free_order
 from hf_memkit.catalog.models import without_collections
@@ -19,6 +20,7 @@ from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.prediction.allocator.capacity import reserved_interval, smallest_cap
 from hf_memkit.prediction.allocator.replay import replay
 from hf_memkit.prediction.allocator.settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.running_scripts import script_request
@@ -27,7 +29,6 @@ from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, 
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.setup.build import missing_package

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Final, Self
 
+from hf_memkit.catalog import fit
+from hf_memkit.catalog.fit import VERDICTS, Verdict
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
-from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, usable_bytes
+from hf_memkit.prediction.confidence import Confidence
 
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved bytes of a phase; None: not modelled."""
@@ -127,23 +129,61 @@ class Prediction:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory of the GPU for the allocator."""
-        return usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+        """What the allocator may take of the GPU."""
+        return max(0, self.room_bytes - self.outside_allocator_bytes)
+
+    @property
+    def room_bytes(self) -> int:
+        """What the process may take of the GPU."""
+        return fit.room_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that it takes of the GPU if it fits."""
+        return fit.limit_bytes(self.room_bytes, self.confidence.level)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least of the GPU in which it completes, with slack."""
+        slack = fit.slack_bytes(self.smallest_cap_bytes, self.confidence.level)
+        return self.smallest_cap_bytes + slack + self.outside_allocator_bytes
 
     @property
     def lacks_room(self) -> bool:
         """Whether the GPU is too small or tight; if it is not and the job does not fit, RAM or disk is too small."""
-        return self.verdict == "tight" or self.confidence.with_slack(self.smallest_cap_bytes) > self.usable_bytes
+        return self.verdict == "tight" or self.least_bytes > self.room_bytes
 
     def with_verdict(self, machine: Machine) -> Prediction:
         """The prediction with the verdict for this machine and its GPU's capacity."""
-        host = [size for size in (self.host_rss_bytes, self.pinned_bytes) if size is not None]
-        names = ("peak_reserved_bytes", "smallest_cap_bytes", "outside_allocator_bytes", "confidence",
-                 "memory_fraction", "disk_bytes")  # fmt: skip
-        own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        result = judge(machine, **own, host_bytes=sum(host) if host else None)
-        capacity = machine.gpu.capacity_bytes if machine.gpu is not None else None
-        return replace(self, capacity_bytes=capacity, verdict=result.verdict, why=result.why)
+        gpu = machine.gpu
+        sized = replace(self, capacity_bytes=gpu.capacity_bytes if gpu is not None else None)
+        verdict: Verdict | None = None
+        why = "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
+        if gpu is not None:
+            verdict = fit.verdict(sized.total_bytes[1], sized.least_bytes, sized.room_bytes, self.confidence.level)
+            why = sized._why(verdict, gpu.name)
+        ram_bytes = (self.host_rss_bytes or 0) + (self.pinned_bytes or 0)
+        hint = " (--ram; default: this machine's)"
+        if short := fit.host_shortages(machine, ram_bytes, self.disk_bytes or 0, hint):
+            why = "; ".join((*short, why if verdict is None else f"on the GPU it {why}"))
+            verdict = "does not fit" if verdict is not None else None
+        return replace(sized, verdict=verdict, why=why)
+
+    def _why(self, verdict: Verdict, gpu: str) -> str:
+        """The reason for the verdict of the GPU alone."""
+        least = self.smallest_cap_bytes + self.outside_allocator_bytes
+        level, room = self.confidence.level, self.room_bytes
+        has = f"{gpu} has {_short(room)}"
+        if room < (self.capacity_bytes or 0):
+            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {_short(room)} of {gpu}"
+        if verdict == "does not fit":
+            slack = f" ({_short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
+            return f"needs at least {_short(least)}{slack}; {has}{': too close' if slack else ''}"
+        why = f"needs up to {_short(self.total_bytes[1])}; {has}"
+        if verdict == "fits":
+            return why
+        slow = "the allocator may free its cache and try again, which is slow"
+        return f"{why}; it completes, but above {fit.full_share_text(level)} of that {slow}"
 
     def with_notes(self, *notes: str) -> Prediction:
         """The prediction with these notes added, without duplicates."""
@@ -253,6 +293,11 @@ class Prediction:
             warnings=tuple(content.get("warnings", ())),
             memory_fraction=content.get("memory_fraction", 1.0),
         )
+
+
+def _short(size_bytes: int) -> str:
+    """One decimal: a prediction is no more exact."""
+    return f"{size_bytes / GIB:.1f} GiB"
 
 
 def _gib(size_bytes: int | None) -> float | None:

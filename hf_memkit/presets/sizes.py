@@ -205,20 +205,17 @@ def _next_size(choices: Sequence[int], predictions: Mapping[int, Prediction], ma
     between = [choice for choice in choices if above < choice and (not below or choice < below)]
     if not between:
         return None
-    usable = predictions[above or below].usable_bytes
+    limit = predictions[above or below].limit_bytes
     needed = {size: _expected_bytes(size, above, below, predictions) for size in between}
-    likely = max((size for size in between if needed[size] <= _UNTRACED_SHARE * usable), default=between[0])
-    return likely if not above or needed[likely] <= _WORTH_A_TRACE * usable else None
+    likely = max((size for size in between if needed[size] <= _UNTRACED_SHARE * limit), default=between[0])
+    return likely if not above or needed[likely] <= _WORTH_A_TRACE * limit else None
 
 
 def _expected_bytes(size: int, above: int, below: int, predictions: Mapping[int, Prediction]) -> float:
-    """Expected bytes of a size, with slack. Between a size that fits (`above`) and one that does not (`below`; 0:
-    none) linear interpolation is an upper bound: the peak is the maximum of several moments that grow linearly."""
+    """Expected maximum bytes of the GPU for a size. Between a size that fits (`above`) and one that does not (`below`;
+    0: none) linear interpolation is an upper bound: the peak is the maximum of several moments that grow linearly."""
     if above and below:
-        low, high = (
-            _with_slack(predictions[traced_size], predictions[traced_size].peak_allocated_bytes)
-            for traced_size in (above, below)
-        )
+        low, high = (predictions[traced_size].total_bytes[1] for traced_size in (above, below))
         return low + (high - low) * (size - above) / (below - above)
     traced = above or below
     prediction = predictions[traced]
@@ -227,10 +224,5 @@ def _expected_bytes(size: int, above: int, below: int, predictions: Mapping[int,
     # While gradients fill the GPU, the layers' activations are below the peak, and only forward shows them.
     grows = max(prediction.peak_allocated_bytes - held, forward - before) / traced
     kept = max(held, before) if prediction.peak_phase in ("forward", "backward") else before
-    return _with_slack(prediction, kept + grows * size)
-
-
-def _with_slack(prediction: Prediction, allocated: float) -> int:
-    """Bytes that the verdict requires for these allocated bytes."""
-    share = prediction.peak_reserved_bytes[1] / prediction.peak_allocated_bytes
-    return prediction.confidence.with_slack(round(share * allocated))
+    reserved = prediction.peak_reserved_bytes[1] / prediction.peak_allocated_bytes * (kept + grows * size)
+    return reserved + prediction.outside_allocator_bytes

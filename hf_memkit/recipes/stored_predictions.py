@@ -105,17 +105,20 @@ def _of_recipe(recipe: Recipe) -> list[StoredPrediction]:
 
 
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
-    """The recipe's variants on this machine, in the recipe's order, each with the cheapest checkpointing that fits, or
-    the last. Empty if the recipe's file has changed since the prediction, or the GPU is unknown. The GPU's dtypes
-    select predictions; its memory and the machine's RAM and disk decide the verdict."""
+    """The recipe's variants on this machine, in the recipe's order, each with the cheapest checkpointing that fits,
+    else the cheapest that is tight, else the last. Empty if the recipe's file has changed since the prediction, or the
+    GPU is unknown. The GPU's dtypes select predictions; its memory and the machine's RAM and disk decide the
+    verdict."""
     by_variant: dict[str, Option] = {}
     if machine.gpu is None:
         return []
     for entry in _of_recipe(recipe):
         earlier = by_variant.get(entry.variant)
-        if entry.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
+        if entry.bf16 != machine.gpu.bf16:
             continue
-        by_variant[entry.variant] = Option(recipe, replace(entry, prediction=entry.prediction.with_verdict(machine)))
+        option = Option(recipe, replace(entry, prediction=entry.prediction.with_verdict(machine)))
+        if earlier is None or earlier.verdict == "does not fit" or option.verdict == "fits" != earlier.verdict:
+            by_variant[entry.variant] = option
     return list(by_variant.values())
 
 

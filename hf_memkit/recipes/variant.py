@@ -55,12 +55,6 @@ class Candidate:
     length: int | None = None
 
     @property
-    def usable_bytes(self) -> int:
-        """Usable memory of its GPU."""
-        assert self.machine.gpu is not None
-        return self.machine.gpu.usable_bytes
-
-    @property
     def solves(self) -> bool:
         """Whether the sequence is made as long as fits."""
         return self.recipe.variants[self.variant].solve_for == "sequence" and not self.request.sequence_length

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hf_memkit.catalog import fit
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.units import GIB, format_gib
@@ -82,27 +83,14 @@ def process_row(processes: int = 1) -> Row:
 
 def gpu_shortage(ledger: Ledger, machine: Machine) -> list[str]:
     """A line if the GPU has less memory than the ledger needs; a lower bound, because activations are not counted."""
-    gpu, device_bytes = machine.gpu, ledger.total_bytes("device")
-    if gpu is None or device_bytes <= gpu.usable_bytes:
+    gpu, needed = machine.gpu, ledger.total_bytes("device")
+    if gpu is None or not fit.too_small(gpu, needed):
         return []
-    return [
-        f"needs at least {format_gib(device_bytes)} on the GPU by formula, without activations; {gpu.name} leaves "
-        f"{format_gib(gpu.usable_bytes)} after its context"
-    ]
+    has = f"{gpu.name} leaves {format_gib(gpu.usable_bytes)} after its context"
+    return [f"needs at least {format_gib(needed)} on the GPU without activations; {has}"]
 
 
 def shortages(ledger: Ledger, machine: Machine) -> list[str]:
     """A line for each of GPU, RAM and disk that has less than the ledger needs."""
-    lines = gpu_shortage(ledger, machine)
-    ram_bytes = ledger.total_bytes("host", "pinned")
-    if ram_bytes > machine.ram_bytes:
-        lines.append(
-            f"needs {format_gib(ram_bytes)} of RAM by formula; this machine has {format_gib(machine.ram_bytes)}"
-        )
-    disk_bytes = ledger.total_bytes("disk")
-    if disk_bytes > machine.disk_free_bytes:
-        lines.append(
-            f"needs {format_gib(disk_bytes)} of disk by formula; {machine.disk_path} has "
-            f"{format_gib(machine.disk_free_bytes)} free"
-        )
-    return lines
+    ram_bytes, disk_bytes = ledger.total_bytes("host", "pinned"), ledger.total_bytes("disk")
+    return gpu_shortage(ledger, machine) + fit.host_shortages(machine, ram_bytes, disk_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.catalog.hardware import described_gpu, described_machine
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB
 from hf_memkit.common.user_script import UserScript
@@ -38,8 +38,6 @@ def setup(
 ) -> Judgement:  # fmt: skip
     """A judged setup that needs `gib` on the GPU and takes `seconds` per step; None: its time is unknown."""
     peak, outside = int(gib * GIB) - GIB // 2, GIB // 2
-    of_gpu = described_gpu(gpu)
-    assert of_gpu is not None
     prediction = Prediction(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=(peak, peak),
@@ -52,11 +50,10 @@ def setup(
         peak_module="",
         confidence=Confidence("trace", "two steps"),
         source="nothing",
-        capacity_bytes=of_gpu.capacity_bytes,
-    )
-    candidate, machine = SetupCandidate(size, accumulation, choices), described_machine(gpu, None, None, None)
+    ).with_verdict(described_machine(gpu, None, None, None))
+    candidate = SetupCandidate(size, accumulation, choices)
     if seconds is None:
-        return judge_prediction(candidate, prediction, machine)
+        return judge_prediction(candidate, prediction)
     step = StepTime(
         seconds=(0.9 * seconds, seconds, 1.3 * seconds),
         by_phase={"forward": 0.3 * seconds, "backward": 0.7 * seconds},
@@ -69,7 +66,7 @@ def setup(
         rests_on=("bf16: 71 TFLOPS (measured)",),
     )
     fields = {"run_seconds": (90 * seconds, 100 * seconds, 130 * seconds), **fields}
-    return judge_prediction(candidate, prediction, machine, step_time=step, tokens=tokens, **fields)
+    return judge_prediction(candidate, prediction, step_time=step, tokens=tokens, **fields)
 
 
 def plan(own: Judgement, *others: Judgement, gpu: str = "RTX 3090", **fields: Any) -> Plan:

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
+from hf_memkit.catalog.fit import FULL_SHARE
 from hf_memkit.cli.main import app
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
-from hf_memkit.prediction.verdict import FULL_SHARE
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()

@@ -55,6 +55,7 @@ class Formula:
             made.prediction,
             capacity_bytes=int(self.usable_gib / 0.92 * GIB) + 1,
             peak_reserved_bytes=(reserved, reserved),
+            verdict=None,
         )
         fits = prediction.total_bytes[1] <= self.usable_gib * GIB
         return replace(made, candidate=candidate, prediction=prediction, fits=fits, why="" if fits else "too large")

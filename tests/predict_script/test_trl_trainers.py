@@ -13,10 +13,10 @@ import pytest
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import Prediction
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.from_script import predict_script_training
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, Vllm
-from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from tests.fewer import some

@@ -11,13 +11,8 @@ import pytest
 from hf_memkit.catalog.hardware import Gpu, Machine, described_gpu
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB, MIB
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.verdict import (
-    Confidence,
-    Judgement,
-    Level,
-    judge,
-)
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
 from tests.conftest import ROOT
 
@@ -100,65 +95,30 @@ def test_what_the_allocator_rounds_up_is_other() -> None:
         with_rest({"weights": 100}, 99)
 
 
-def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Judgement:
-    return judge(
-        MACHINE,
-        peak_reserved_bytes=(cap, reserved),
-        smallest_cap_bytes=cap,
-        outside_allocator_bytes=GIB,
-        confidence=Confidence(level, "a test"),
-        **more,
-    )
-
-
-# 16 GiB of GPU, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 200 MiB that is enough for
-# (15 × 1024 − 200) / 1.05 = 14438.10 MiB; with 10 % for 13781.82 MiB.
-@pytest.mark.parametrize(("level", "most"), [("trace", 14438), ("cpu trace", 13781)])
-def test_verdicts_at_their_bounds(level: Level, most: int) -> None:
-    assert verdict(most * MIB, GIB, level).verdict == "fits"
-    assert verdict((most + 1) * MIB, GIB, level).verdict == "tight"
-    assert verdict(40 * GIB, most * MIB, level).verdict == "tight"
-    assert verdict(40 * GIB, (most + 1) * MIB, level).verdict == "does not fit"
-
-
-def test_torch_may_be_told_to_take_less_than_the_gpu_has() -> None:
-    """Would notice: a script that limits itself to a part of the GPU, and "fits" in all of it."""
-    half = {"memory_fraction": 0.5}
-    assert verdict(7 * GIB, 7 * GIB, **half).verdict == "fits" and verdict(9 * GIB, 7 * GIB, **half).verdict == "tight"
-    over = verdict(9 * GIB, 9 * GIB, **half)
-    assert over.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 8.00 GiB" in over.why
-    assert verdict(14 * GIB, 14 * GIB, memory_fraction=0.99).verdict == "fits", "beyond what is free it limits nothing"
-
-
-def test_a_gpu_that_is_nearly_full_is_named() -> None:
-    """Would notice: a setup that `memkit predict` calls fitting and `memkit plan` rejects, with no word of it. 92 % of
-    16 GiB are 14.72: with 1 GiB outside the allocator, 13.72 GiB reserved."""
-    assert "92 %" not in verdict(int(13.71 * GIB), GIB).why and "92 %" in verdict(int(13.73 * GIB), GIB).why
+def sized(reserved: int, cap: int, **more: Any) -> Prediction:
+    sizes = {"peak_reserved_bytes": (cap, reserved), "smallest_cap_bytes": cap, "outside_allocator_bytes": GIB}
+    return made(**sizes, **more).with_verdict(MACHINE)
 
 
 def test_verdicts_say_why_with_their_numbers() -> None:
-    fits = verdict(12 * GIB, 11 * GIB)
-    # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.
-    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack); a GPU has 15.00 GiB available" in fits.why
-    tight = verdict(15 * GIB, 11 * GIB)
-    assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
-    close = verdict(15 * GIB, 15 * GIB - MIB)
-    assert close.verdict == "does not fit" and "too close" in close.why
-    over = verdict(20 * GIB, 16 * GIB)
-    assert over.verdict == "does not fit" and "at least 16.00 GiB" in over.why and "close" not in over.why
+    assert sized(12 * GIB, 11 * GIB).headline == "FITS: needs up to 13.0 GiB; a GPU has 16.0 GiB"
+    tight = sized(15 * GIB, 11 * GIB).headline
+    assert tight.startswith("TIGHT: needs up to 16.0 GiB; a GPU has 16.0 GiB; it completes, but above 92 % of that")
+    close = sized(15 * GIB, 15 * GIB - MIB)
+    assert "16.9 GiB with 5 % and 200 MiB of slack" in close.why and close.why.endswith("too close")
+    assert sized(20 * GIB, 16 * GIB).headline == "DOES NOT FIT: needs at least 17.0 GiB; a GPU has 16.0 GiB"
+    half = sized(9 * GIB, 9 * GIB, memory_fraction=0.5)
+    assert half.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 9.0 GiB of a GPU" in half.why
 
 
 def test_ram_and_disk_count_too() -> None:
-    enough = verdict(12 * GIB, 11 * GIB, host_bytes=64 * GIB, disk_bytes=100 * GIB)
-    assert enough.verdict == "fits"
-    for more, message in (
-        ({"host_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
-        ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
+    for more, short in (
+        ({"host_rss_bytes": 40 * GIB, "pinned_bytes": 30 * GIB}, "70.00 GiB of RAM"),
+        ({"disk_bytes": 101 * GIB}, "101.0 GiB of disk"),
     ):
-        short = verdict(12 * GIB, 11 * GIB, **more)
-        assert short.verdict == "does not fit" and message in short.why and "on the GPU: the allocator" in short.why
-    prediction = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).with_verdict(MACHINE)
-    assert prediction.verdict == "does not fit" and "70.00 GiB of RAM" in prediction.why, "page-locked RAM is RAM"
+        judged = sized(12 * GIB, 11 * GIB, **more)
+        assert judged.verdict == "does not fit" and short in judged.why
+        assert "on the GPU it needs up to 13.0 GiB" in judged.why
 
 
 def test_without_a_gpu_there_is_no_verdict() -> None:

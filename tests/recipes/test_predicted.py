@@ -8,8 +8,10 @@ import pytest
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.cli.recipe_flow import _with_prediction
+from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError
-from hf_memkit.recipes.schema import Recipe
+from hf_memkit.common.units import GIB
+from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.recipes.stored_predictions import is_stored, stored_prediction
 from hf_memkit.recipes.variant_search import nearest_that_fits, stored_or, unjudged
 from hf_memkit.run.folder import RecipeRun
@@ -29,7 +31,21 @@ def test_the_recipe_s_own_gpu_holds_it(recipe: Recipe, machine: Machine) -> None
     assert stored_prediction(recipe, resolved_for(recipe, machine, "80GB")).verdict == "fits"
 
 
-def test_a_changed_training_has_no_stored_prediction(recipe: Recipe, machine: Machine) -> None:
+@pytest.mark.parametrize("name", resources.names("recipes"))
+def test_weights_and_states_alone_are_never_more_than_a_trace_needs(name: str, machine: Machine) -> None:
+    """No variant that would fit is ruled out without a trace."""
+    recipe = load_recipe(name)
+    own = replace(machine, gpu=gpu_of_size(recipe.card), ram_bytes=2000 * GIB, disk_free_bytes=2000 * GIB)
+    for variant in recipe.variants:
+        setup = resolve(recipe, own, Request(variant=variant, gpus=recipe.gpus), use_hub=False)
+        try:
+            predicted = stored_prediction(recipe, setup)
+        except InputError:  # one that cannot be traced here
+            continue
+        assert setup.ledger.total_bytes("device") <= predicted.smallest_cap_bytes, variant
+
+
+def test_what_was_changed_is_not_stored_prediction(recipe: Recipe, machine: Machine) -> None:
     """Would notice: a prediction of AdamW in 8 bits for SGD, or of another length."""
     for asked in ({"arguments": {"weight_decay": 0.1}}, {"sequence_length": 512}):
         setup = resolved_for(recipe, machine, "80GB", **asked)

@@ -90,7 +90,7 @@ def test_a_gpu_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Mach
 
 def test_an_explicit_variant_that_does_not_fit_is_shown_with_its_problem(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, of(machine, "16GB", 24), "offload")
-    assert len(setup.problems) == 1 and "of RAM by formula; this machine has 24.00 GiB" in setup.problems[0]
+    assert len(setup.problems) == 1 and "of RAM; the machine has 24.00 GiB" in setup.problems[0]
     assert make(recipe, of(machine, "T4", 64), "resident").problems[0].startswith("needs a GPU that computes in")
 
 

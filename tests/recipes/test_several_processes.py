@@ -118,5 +118,5 @@ def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> Non
 def test_a_shortage_is_reported_once(recipe: Recipe, machine: Machine) -> None:
     """By the setup, which counts activations and processes too, and not again by the checks."""
     resolved = make(recipe, machine.with_ram(16 * GIB), "offload", gpus=1)
-    assert any("of RAM by formula" in problem for problem in resolved.problems)
+    assert any("GiB of RAM; " in problem for problem in resolved.problems)
     assert not mistakes_of_target(resolved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from hf_memkit.catalog import fit
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
@@ -147,7 +148,7 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
     size = cache_bytes(
         model.config, batch=int(batch), beams=int(beams), tokens=tokens, layers=model.layers, width=model.width
     )
-    if size > gpu.usable_bytes:
+    if fit.too_small(gpu, size):
         key, value = ("generation_num_beams", beams) if beams != 1 else ("generation_max_length", tokens)
         cache = f"{batch} samples × {beams} beams × {tokens} tokens take {format_size(size)} of keys and values"
         why = f"{cache}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
