@@ -1,4 +1,4 @@
-"""torchao's CPUOffloadOptimizer: what it does to gradients, silently."""
+"""Optimizer in RAM without DeepSpeed: what torchao's CPUOffloadOptimizer silently does to gradients."""
 
 from __future__ import annotations
 
