@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Writes what the installed DeepSpeed knows of its config into hf_memkit/checks; with --check only compares.
 
-.venv/bin/python scripts/deepspeed_keys.py [--check]
-
 `memkit check` reads that file instead of DeepSpeed, whose import takes seconds. What DeepSpeed's classes do not say is
 in hf_memkit/checks/deepspeed_keys.py.
 """
@@ -10,9 +8,7 @@ in hf_memkit/checks/deepspeed_keys.py.
 from __future__ import annotations
 
 import inspect
-import json
 import os
-import re
 import sys
 import typing
 from collections.abc import Mapping
@@ -37,7 +33,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
-from evidence_tables import ROOT, update
+from docs_blocks import ROOT, compact_json, write
 
 TARGET = ROOT / "hf_memkit" / "checks" / "deepspeed_0_19.json"
 
@@ -149,15 +145,5 @@ def content() -> dict[str, Any]:
     }
 
 
-def written(found: Mapping[str, Any]) -> str:
-    """As JSON, a key a line."""
-    lists = re.sub(r"\[[^]]*\]", lambda each: " ".join(each[0].split()), json.dumps(found, indent=1))
-    return re.sub(r"\{[^{}]*\}", lambda each: " ".join(each[0].split()), lists) + "\n"
-
-
-def main(arguments: list[str]) -> int:
-    return update({TARGET: written(content())}, "deepspeed_keys.py", check="--check" in arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(not write(TARGET, compact_json(content(), sections=True), check="--check" in sys.argv))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import os
 import re
 import shlex
@@ -172,6 +173,12 @@ def part_of(page: str, name: str) -> str:
     if not (match := _pattern(name).search((ROOT / page).read_text())):
         raise SystemExit(f"{page} has no <!-- KIND: {name} -->")
     return match[2]
+
+
+def compact_json(content: Any, *, sections: bool = False) -> str:
+    """JSON with each list on a line; with `sections` also each object that holds no other."""
+    text = re.sub(r"\[[^]]*\]", lambda each: " ".join(each[0].split()), json.dumps(content, indent=1))
+    return (re.sub(r"\{[^{}]*\}", lambda each: " ".join(each[0].split()), text) if sections else text) + "\n"
 
 
 def write(page: Path, text: str, *, check: bool) -> bool:
