@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """Writes which fields TrainingArguments and TRL's configs had in which versions, from the published wheels.
 
-.venv/bin/python scripts/argument_fields.py [--check] [--wheels FOLDER]
+.venv/bin/python scripts/argument_fields.py [--check]
 
 Downloads the last patch of each minor version (about 110 wheels, 700 MB, a few minutes) and reads the source of the
-classes; installs and imports nothing. `--wheels` names a folder that keeps the wheels. What to write instead of a
-removed field is in hf_memkit/catalog/former_arguments.py.
+classes; installs and imports nothing. What to write instead of a removed field: hf_memkit/catalog/former_arguments.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import subprocess
 import sys
@@ -126,12 +124,6 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--wheels", type=Path)
-    options = parser.parse_args()
     target = ROOT / "hf_memkit" / "catalog" / "argument_fields.json"
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.wheels or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        sys.exit(not write(target, compact_json(content(folder)), check=options.check))
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(not write(target, compact_json(content(Path(folder))), check="--check" in sys.argv))

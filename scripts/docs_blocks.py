@@ -15,12 +15,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from string import Formatter
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -110,8 +111,8 @@ def excerpt(output: str, *parts: tuple[str, str]) -> str:
     lines, kept, at = output.rstrip().splitlines(), [], 0
 
     def line_with(text: str, start: int) -> int:
-        for number in range(start, len(lines)):
-            if lines[number].startswith(text):
+        for number, line in enumerate(lines[start:], start):
+            if line.startswith(text):
                 return number
         raise SystemExit(f"no line begins with {text!r}:\n{output}")
 
@@ -126,7 +127,7 @@ def excerpt(output: str, *parts: tuple[str, str]) -> str:
 @cache
 def output_of(command: str, prepare: Prepare | None, errors: bool) -> str:
     """What a command prints. `memkit` runs in this process, which imports torch once; other commands in a shell."""
-    with tempfile.TemporaryDirectory() as folder, chdir(folder), unchanged_environment():
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ):
         if prepare is not None:
             prepare(Path(folder))
         if not command.startswith("memkit "):
@@ -139,16 +140,6 @@ def output_of(command: str, prepare: Prepare | None, errors: bool) -> str:
     if not out.getvalue():
         raise SystemExit(error.getvalue())
     return out.getvalue() + error.getvalue() * errors
-
-
-@contextmanager
-def unchanged_environment() -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @cache
@@ -184,10 +175,9 @@ def compact_json(content: Any, *, sections: bool = False) -> str:
 def write(page: Path, text: str, *, check: bool) -> bool:
     """Writes a file; with `check` only prints how it would change. Whether it was current, or now is."""
     before = page.read_text()
-    if text == before:
-        return True
     if not check:
         page.write_text(text)
+    if not check or text == before:
         return True
     changes = [line for line in difflib.ndiff(before.splitlines(), text.splitlines()) if line[0] in "+-"]
     print(f"{page.relative_to(ROOT)} is not current:", *changes[:40], sep="\n")

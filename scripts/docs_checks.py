@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import re
 import shlex
 import shutil
@@ -144,21 +143,14 @@ def failing_commands() -> Iterator[str]:
     with loaded() as one, loaded() as another, tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "files"
         make_files(one, files)
-        free = queue.SimpleQueue[Loaded]()
-        for process in (one, another):
-            free.put(process)
 
-        def failure(number: int, command: str) -> str:
-            process = free.get()
-            try:
-                return run(command, process, shutil.copytree(files, Path(folder) / str(number)))
-            finally:
-                free.put(process)
+        def failures(process: Loaded, commands: list[str]) -> list[tuple[str, str]]:
+            copies = (shutil.copytree(files, tempfile.mkdtemp(dir=folder), dirs_exist_ok=True) for _ in commands)
+            return [(each, run(each, process, Path(copy))) for each, copy in zip(commands, copies, strict=True)]
 
         with ThreadPoolExecutor(2) as two:
-            for command, how in zip(tried, two.map(failure, range(len(tried)), tried), strict=True):
-                if how:
-                    yield f"{commands[command]}: {command}\n{how}"
+            for half in two.map(failures, (one, another), (tried[::2], tried[1::2])):
+                yield from (f"{commands[command]}: {command}\n{how}" for command, how in half if how)
 
 
 def shown_commands() -> dict[str, str]:

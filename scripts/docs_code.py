@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from docs_blocks import ROOT, block, table
 
@@ -20,6 +20,7 @@ from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.deepspeed.presets import load, preset_index
+from hf_memkit.measuring.record_types import RECORDS
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
@@ -179,7 +180,7 @@ def data() -> str:
 
 @dataclass
 class Field:
-    """A field of a record: what its docstring says, and where the number comes from and when it is absent."""
+    """A field of a record: its type, what its docstring says, where the number comes from and when it is absent."""
 
     name: str
     hint: ast.expr
@@ -188,14 +189,10 @@ class Field:
     absent: str = ""
 
     def __post_init__(self) -> None:
-        self.words, *rest = re.split(r"\b(Source|Absent):", self.words)
+        self.type = ast.unparse(self.hint)
+        self.words, *rest = (text.strip().rstrip(".") for text in re.split(r"\b(Source|Absent):", self.words))
         for part, text in zip(rest[::2], rest[1::2], strict=True):
-            setattr(self, part.lower(), text.strip().rstrip("."))
-        self.words = self.words.strip().rstrip(".")
-
-    @property
-    def type(self) -> str:
-        return type_in_words(self.hint)
+            setattr(self, part.lower(), text)
 
 
 @dataclass
@@ -208,36 +205,32 @@ class Record:
 
 
 @cache
-def record_types() -> tuple[dict[str, Record], dict[str, str]]:
-    """The classes of record_types.py by name, and the class of each kind of record."""
+def record_types() -> dict[str, Record]:
+    """The classes of record_types.py by name."""
     body = ast.parse((ROOT / "hf_memkit" / "measuring" / "record_types.py").read_text()).body
     classes: dict[str, Record] = {}
-    kinds: dict[str, str] = {}
-    for node, after in zip(body, [*body[1:], None], strict=True):
+    for node, after in pairwise(body):
         match node:
-            case ast.ClassDef():
-                pairs = zip(node.body, node.body[1:], strict=False)
+            case ast.ClassDef(name):
                 fields = [
-                    Field(a.target.id, a.annotation, b.value.value) for a, b in pairs if isinstance(a, ast.AnnAssign)
+                    Field(a.target.id, a.annotation, b.value.value)
+                    for a, b in pairwise(node.body)
+                    if isinstance(a, ast.AnnAssign)
                 ]
                 bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-                classes[node.name] = Record(ast.get_docstring(node) or "", bases, fields)
-            case ast.Assign(
-                value=ast.Call(func=ast.Name(id="TypedDict"), args=[ast.Constant(name), ast.Dict() as hints])
-            ):
+                classes[name] = Record(ast.get_docstring(node) or "", bases, fields)
+            case ast.Assign(value=ast.Call(args=[ast.Constant(name), ast.Dict() as hints])):  # TypedDict(…)
                 words, *lines = re.split(r"\n+(?=\w+: )", after.value.value.strip())
-                said = dict(line.split(": ", 1) for line in lines)
+                words_of = dict(line.split(": ", 1) for line in lines)
                 pairs = zip(hints.keys, hints.values, strict=True)
-                classes[name] = Record(words, [], [Field(key.value, hint, said[key.value]) for key, hint in pairs])
-            case ast.AnnAssign(target=ast.Name(id="RECORDS"), value=ast.Dict() as names):
-                kinds = {key.value: value.id for key, value in zip(names.keys, names.values, strict=True)}
-    return classes, kinds
+                classes[name] = Record(words, [], [Field(key.value, hint, words_of[key.value]) for key, hint in pairs])
+    return classes
 
 
 @block("docs/measuring.md", "counters")
 def counters() -> str:
     """What readers measure, and where each number comes from."""
-    fields = [field for name in ("Counters", "Peaks") for field in record_types()[0][name].fields]
+    fields = record_types()["Counters"].fields + record_types()["Peaks"].fields
     columns = "field | what it is | source | absent"
     return table(fields, columns, "`{0.name}` | {0.words} | {0.source} | {0.absent}")
 
@@ -245,39 +238,16 @@ def counters() -> str:
 @block("docs/measuring.md", "records")
 def records() -> str:
     """A section for each kind of record, then one for each class that a field is made of."""
-    classes, kinds = record_types()
     shared = {"Measured": "[counters and peaks](#counters)", "InputSizes": "[sizes of inputs](#sizes-of-inputs)"}
-    titles = {"_Record": "Every record", **{name: f"`{kind}`" for kind, name in kinds.items()}}
+    titles = {"_Record": "Every record", **{record.__name__: f"`{kind}`" for kind, record in RECORDS.items()}}
+    titles |= {name: f"`{name}`" for name in record_types() if name not in {*titles, "Counters", "Peaks", "Measured"}}
     titles["InputSizes"] = "Sizes of inputs"
-    fields = [field for record in classes.values() for field in record.fields]
-    for name in classes:
-        users = dict.fromkeys(
-            f"`{field.name}`" for field in fields if re.search(rf"\b{name}\b", ast.unparse(field.hint))
-        )
-        if users:
-            titles.setdefault(name, f"In {', '.join(users)}")
     sections = []
     for name, title in titles.items():
-        record = classes[name]
+        record = record_types()[name]
         also = " and ".join(shared[base] for base in record.bases if base in shared)
         words = f"{' '.join(record.words.split())}{f' Also: {also}.' if also else ''}"
         columns = "field | type | what it is | absent"
-        of_it = table(record.fields, columns, "`{0.name}` | {0.type} | {0.words} | {0.absent}")
+        of_it = table(record.fields, columns, "`{0.name}` | `{0.type}` | {0.words} | {0.absent}")
         sections.append(f"### {title}\n\n{words}\n\n{of_it}")
     return "\n\n".join(sections)
-
-
-def type_in_words(hint: ast.expr) -> str:
-    """For readers who know no Python: `number`, `by name: text`."""
-    simple = {"int": "whole number", "float": "number", "bool": "true or false", "Any": "any"}
-    simple |= dict.fromkeys(("str", "Phase", "Status"), "text")
-    match hint:
-        case ast.Name(id=name):
-            return simple.get(name, "fields")
-        case ast.Subscript(value=ast.Name(id="list"), slice=inner):
-            return f"list: {type_in_words(inner)}"
-        case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[ast.Name(id=key), inner])):
-            return f"by {'name' if key == 'str' else key.lower()}: {type_in_words(inner)}"
-        case ast.BinOp(left=left, right=right):
-            return f"{type_in_words(left)}, or {type_in_words(right)}"
-    return "fields"

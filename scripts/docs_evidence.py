@@ -65,7 +65,6 @@ def readme_figures() -> str:
     figures = []
     for what, error in PEAKS.items():
         found = published_summary.errors(error(row, "then") for row in rows)
-        assert found is not None
         figures.append([what, found.count, percent(found.median, 2), percent(found.worst, 2)])
     for name, group in read("plan_speed")["groups"].items():
         count = f"{group['predicted']} of {group['rows']}"
@@ -147,12 +146,12 @@ def trainings_on_our_gpus(folder: Path = RESULTS) -> dict[str, list[Row]]:
 @block("docs/predict.md", "gpu")
 def our_gpus(folder: Path = RESULTS) -> str:
     """Predictions beside trainings on GPUs of ours, a row for each GPU."""
-    rows = [
-        {**dataclasses.asdict(one), "gpu": gpu, "wrong": ", ".join(one.wrongly_fits) or "none"}
-        for gpu, one in ((gpu, summary(trainings)) for gpu, trainings in trainings_on_our_gpus(folder).items())
-    ]
+    ours = {gpu: summary(trainings) for gpu, trainings in trainings_on_our_gpus(folder).items()}
     return table(
-        rows,
+        [
+            {**dataclasses.asdict(one), "gpu": gpu, "wrong": ", ".join(one.wrongly_fits) or "none"}
+            for gpu, one in ours.items()
+        ],
         "GPU | trainings | peak allocated: median error, worst | peak reserved, outside the range | called fitting, "
         "and did not | ran in exactly the predicted smallest cap, and not in 3 % less | allocator histories followed "
         "to the end | step time, as predicted before | median, with kernels priced since as they took",
@@ -175,18 +174,15 @@ def our_gpus_in_a_line() -> str:
 
 @block("docs/predict.md", "equality")
 def equality() -> str:
-    """The largest error of each architecture on the CPU, and how many settings were compared."""
+    """The largest error on the CPU: of the architectures that the tracer was made with, and of those kept aside."""
     content = read("predict_equality")
-    by_name: dict[str, list[Row]] = {}
-    for half, words in {"known": "", "unseen": " (not known when the tracer was made)"}.items():
-        for row in content[half]["rows"]:
-            by_name.setdefault(row["architecture"] + words, []).append(row.get("now", row))
     rows = []
-    for name, settings in by_name.items():
+    for half, words in {"known": "known when the tracer was made", "unseen": "not known then"}.items():
+        settings = [row.get("now", row) for row in content[half]["rows"]]
         errors = [abs(row["error"]) for row in settings if row.get("error") is not None]
-        within = sum(error <= content["bar"] for error in errors)
-        rows.append([name, f"{len(errors)} of {len(settings)}", within, percent(max(errors), 2)])
-    compared = table(rows, "architecture | settings compared | within the bar | largest error of a peak")
+        names = ", ".join(dict.fromkeys(row["architecture"] for row in content[half]["rows"]))
+        rows.append([f"{words}: {names}", f"{len(errors)} of {len(settings)}", f"{100 * max(errors):.4f} %"])
+    compared = table(rows, "architectures | settings compared | largest error of a peak")
     return f"{compared}\n\n{source('predict_equality', 'The bar is {bar:.1%} of the peak.')}"
 
 
@@ -295,20 +291,6 @@ show(
     ],
 )  # fmt: skip
 
-show(
-    "docs/plan.md", "cpu", "plan_cpu",
-    "setups | rank correlation of predicted and measured | slowest beside fastest | pairs that differ by more than "
-    "three repeats do | of these in the right order | what is ranked first, behind the fastest | error: median, worst",
-    "{name} | {rank_correlation:.2f} | {span:.2f} | {apart} of {pairs} | {apart_in_order} | {first_behind_best:.0%} | "
-    "{median_error:.0%}, {worst_error:.0%}",
-    "One core. Each setup, and what plans would choose among them:",
-    rows=lambda content: [
-        {"name": "bars, for the eight", "first_behind_best": content["bars"]["behind_best"], **content["bars"]},
-        {"name": "the eight", **content["eight"]},
-        {"name": "all {}".format(len(content["rows"])), **content["all"]},
-    ],
-)  # fmt: skip
-
 
 @block("docs/comparison.md", "peers")
 def peers() -> str:
@@ -380,12 +362,13 @@ def plan_fits() -> str:
 @block("docs/plan.md", "further-times")
 def further_times() -> str:
     """How far step times are off on which nothing was fitted."""
-    errors: dict[str, list[float]] = {"fp32": [], "half precision": [], "half precision, Adam in RAM": []}
+    errors: dict[str, list[float]] = {}
     for row in read("plan_choices")["times"]:
-        errors[list(errors)[row["half"] + row["offload"]]].append(row["error"])
-    rows = [
-        (name, len(each), statistics.median(map(abs, each)), min(each), max(each)) for name, each in errors.items()
-    ]
+        kind = "Adam in RAM" if row["offload"] else "half precision" if row["half"] else "fp32"
+        errors.setdefault(kind, []).append(row["error"])
+    rows = (
+        (kind, len(all_), statistics.median(map(abs, all_)), min(all_), max(all_)) for kind, all_ in errors.items()
+    )
     columns = "trainings | rows | median error | from | to"
     return table(rows, columns, "{0[0]} | {0[1]} | {0[2]:.1%} | {0[3]:+.1%} | {0[4]:+.1%}")
 
