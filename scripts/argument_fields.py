@@ -22,6 +22,7 @@ from typing import Any
 from docs_blocks import ROOT, compact_json, write
 from packaging.version import Version
 
+TARGET = ROOT / "hf_memkit" / "catalog" / "argument_fields.json"
 FIRST = {"transformers": Version("4.0"), "trl": Version("0.7")}
 """The oldest versions that are read."""
 
@@ -37,7 +38,7 @@ ROOTS = {"TrainingArguments", "ModelConfig", "ScriptArguments", "DatasetMixtureC
 
 
 def pip(*arguments: str) -> str:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    command = (sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments)
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -124,6 +125,5 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    target = ROOT / "hf_memkit" / "catalog" / "argument_fields.json"
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(not write(target, compact_json(content(Path(folder))), check="--check" in sys.argv))
+        sys.exit(not write(TARGET, compact_json(content(Path(folder))), check="--check" in sys.argv))

@@ -76,8 +76,7 @@ def all_ops() -> list[OpInfo]:
     """Torch's, as of the newest GPU: what that supports, nothing may refuse. They look for the machine's own."""
     for name in [each for each in vars(common_cuda) if each.startswith(("SM", "PLATFORM_SUPPORTS_"))]:
         setattr(common_cuda, name, True)
-    found: list[OpInfo] = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
-    return found
+    return importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
 
 
 def is_proven(op: OpInfo) -> bool:

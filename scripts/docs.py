@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the generated parts of the pages; with --check compares them, then checks links, options and commands.
+"""Writes the generated blocks of the pages; with --check compares them, then checks links, options and commands.
 
-.venv/bin/python scripts/docs.py [--check] [NAME…]    # a part of PAGE#PART: plan.md, techniques/, README.md#recipe
+.venv/bin/python scripts/docs.py [--check] [NAME…]    # part of PAGE#BLOCK: plan.md, techniques/, README.md#recipe
 
-Functions that make a part are registered in docs_code.py, docs_evidence.py and docs_examples.py.
+What fills a block is registered in docs_code.py, docs_evidence.py and docs_examples.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from docs_blocks import BLOCKS
 def main(arguments: list[str]) -> int:
     docs_blocks.set_environment()
     import docs_checks
-    import docs_code  # noqa: F401  (registers its parts, as the next two do)
+    import docs_code  # noqa: F401  (registers its blocks, as the next two do)
     import docs_evidence  # noqa: F401
     import docs_examples  # noqa: F401
     import docs_pictures
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     check, names = "--check" in arguments, [each for each in arguments if each != "--check"]
     known = [*("#".join(key) for key in BLOCKS), docs_pictures.NAME]
     if unknown := [name for name in names if not any(name in each for each in known)]:
-        print(f"No part of a page has {', '.join(unknown)} in its name. Parts: {', '.join(known)}")
+        print(f"No block of a page has {', '.join(unknown)} in its name. Blocks: {', '.join(known)}")
         return 2
     failed = 0
     for name in known:
@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
             continue
         started = time.monotonic()
         try:
-            page, _, part = name.partition("#")
-            current = docs_blocks.fill(page, part, check=check) if part else docs_pictures.update(check=check)
+            page, _, block = name.partition("#")
+            current = docs_blocks.fill(page, block, check=check) if block else docs_pictures.update(check=check)
         except (SystemExit, Exception) as error:
             print(f"{type(error).__name__}: {error}")
             current = False

@@ -1,6 +1,6 @@
-"""The registry of generated parts of pages, and what their functions share: tables, and commands with their output.
+"""The registry of generated blocks of pages, and what their functions share: tables, and commands with their output.
 
-A generated part stands between `<!-- KIND: NAME -->` and `<!-- end -->`. What fills it is registered here: a function
+A block stands between `<!-- KIND: NAME -->` and `<!-- end -->`. What fills it is registered here: a function
 that returns Markdown (`@block`), or the output of the command that the page shows there (`example`).
 """
 
@@ -32,11 +32,11 @@ Prepare = Callable[[Path], None]
 """Writes the files that a command reads into a folder."""
 
 BLOCKS: dict[tuple[str, str], Make] = {}
-"""(page, name of the part) → what makes it."""
+"""(page, name of the block) → what makes it."""
 
 
 def block(page: str, name: str) -> Callable[[Make], Make]:
-    """Registers a function that returns the Markdown of a part."""
+    """Registers a function that returns the Markdown of a block."""
 
     def register(make: Make) -> Make:
         BLOCKS[page, name] = make
@@ -48,19 +48,19 @@ def block(page: str, name: str) -> Callable[[Make], Make]:
 def example(
     page: str, name: str, *parts: tuple[str, str], prepare: Prepare | None = None, errors: bool = False
 ) -> None:
-    """Registers the command that the page shows in a part: it is run, and its output, or `parts` of it, is shown.
+    """Registers the command that the page shows in a block: it is run, and its output, or `parts` of it, is shown.
 
     Args:
-        page, name: the part.
+        page, name: the block.
         parts: see `excerpt`; without any, the whole output.
         prepare: writes the files that the command reads.
         errors: whether the page also shows standard error, after the output.
     """
 
     def make() -> str:
-        command = re.search(r"```bash\n(.*?)\n```", part_of(page, name), re.DOTALL)
+        command = re.search(r"```bash\n(.*?)\n```", block_in(page, name), re.DOTALL)
         if command is None:
-            raise SystemExit("the part shows no command")
+            raise SystemExit("the block shows no command")
         output = output_of(command[1], prepare, errors)
         return shown(command[1], excerpt(output, *parts) if parts else output)
 
@@ -159,8 +159,8 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<=<!-- )(\w+: {re.escape(name)} -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
 
 
-def part_of(page: str, name: str) -> str:
-    """A generated part as it stands in the page."""
+def block_in(page: str, name: str) -> str:
+    """A block as it stands in the page."""
     if not (match := _pattern(name).search((ROOT / page).read_text())):
         raise SystemExit(f"{page} has no <!-- KIND: {name} -->")
     return match[2]
@@ -185,8 +185,8 @@ def write(page: Path, text: str, *, check: bool) -> bool:
 
 
 def fill(page: str, name: str, *, check: bool) -> bool:
-    """Makes a part and writes it into its page, as `write` does."""
+    """Makes a block and writes it into its page, as `write` does."""
     new = BLOCKS[page, name]()
-    part_of(page, name)  # fails without the part
+    block_in(page, name)  # fails without the block
     text = _pattern(name).sub(lambda match: f"{match[1]}{new}\n", (ROOT / page).read_text())
     return write(ROOT / page, text, check=check)

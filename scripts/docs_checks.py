@@ -73,11 +73,11 @@ def problems() -> Iterator[str]:
 
 
 def _problems(page: Path, name: str, text: str) -> Iterator[str]:
-    for part in re.findall(r"<!-- \w+: ([\w-]+) -->", text):
-        if (name, part) not in BLOCKS:
-            yield f"nothing makes its part {part}"
+    for block in re.findall(r"<!-- \w+: ([\w-]+) -->", text):
+        if (name, block) not in BLOCKS:
+            yield f"nothing fills its block {block}"
     if "```text" in re.sub(r"<!-- \w+: .*?<!-- end -->", "", text, flags=re.DOTALL):
-        yield "an output outside of the generated parts"
+        yield "an output outside of the generated blocks"
     for link in re.findall(r"\]\(([^)\s]+)\)|src(?:set)?=\"([^\"]+)\"", without_code(text)):
         target = next(filter(None, link))
         path, _, heading = target.partition("#")

@@ -1,4 +1,4 @@
-"""Parts of pages that come from code and from files of the package: rules, techniques, presets, recipes, records."""
+"""Blocks of pages that come from code and from files of the package: rules, techniques, presets, recipes, records."""
 
 from __future__ import annotations
 
@@ -55,11 +55,9 @@ def rule_heading(rule: Rule) -> str:
 def techniques() -> str:
     """Every technique, in the order in which they are applied."""
     ordered = sorted(TECHNIQUES.values(), key=lambda one: FAMILIES.index(one.family))
-    rows = (
-        [f"[`{one.name}`]({one.family}.md#{one.name})", one.family, one.saves, one.costs, one.not_when, proof(one)]
-        for one in ordered
-    )
-    return table(rows, "technique | family | saves | costs | not when | proof")
+    rows = ({**vars(one), "proof": proof(one)} for one in ordered)
+    template = "[`{name}`]({family}.md#{name}) | {family} | {saves} | {costs} | {not_when} | {proof}"
+    return table(rows, "technique | family | saves | costs | not when | proof", template)
 
 
 def proof(one: Technique) -> str:
@@ -89,10 +87,8 @@ def proving_tests() -> dict[tuple[str, str], str]:
 @block("docs/techniques/precision.md", "bytes")
 def parameter_bytes() -> str:
     """Bytes a parameter, as tests measure them."""
-    rows = []
-    for name, each in PARAMETER_BYTES.items():
-        numbers = (each.weights, each.gradients, each.states, each.elsewhere, each.held, each.copies)
-        rows.append([f"`{name}`", *(number or None for number in numbers)])
+    names = ("weights", "gradients", "states", "elsewhere", "held", "copies")
+    rows = ([f"`{one}`", *(getattr(each, name) or None for name in names)] for one, each in PARAMETER_BYTES.items())
     columns = "weight | gradient | AdamW's moments | elsewhere | between two steps | copies under autocast"
     return table(rows, f"technique | {columns}")
 
@@ -148,12 +144,17 @@ def deepspeed_sizes() -> str:
 
 @block("recipes/README.md", "recipes")
 def recipes() -> str:
-    """Every variant of every recipe with its prediction, those that do not fit too."""
+    """Every variant of every recipe with the first kind of checkpointing that fits, or the last."""
     rows = []
     for name in resources.names("recipes"):
         recipe, entry, link = load_recipe(name), stored()["recipes"][name], f"[{name}]({name}.yaml)"
         gpu = recipe.card if recipe.gpus == 1 else f"{recipe.gpus} × {recipe.card}"
+        shown: dict[tuple[str, bool], StoredPrediction] = {}
         for each in map(StoredPrediction.from_json, entry["predicted"]):
+            before = shown.get((each.variant, each.bf16))
+            if before is None or str(before.prediction.verdict) == "does not fit":
+                shown[each.variant, each.bf16] = each
+        for each in shown.values():
             one = each.prediction
             sizes = (one.peak_reserved_bytes[1], (one.host_rss_bytes or 0) + (one.pinned_bytes or 0), one.disk_bytes)
             rows.append(

@@ -1,4 +1,4 @@
-"""Parts of pages that come from the evidence in benchmarks/results: what was measured beside what memkit predicts."""
+"""Blocks of pages that come from the evidence in benchmarks/results: what was measured beside what memkit predicts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def source(name: str, text: str = "") -> str:
     return filled(f"{text} `benchmarks/results/{{name}}.json`, made by `{{command}}`.".strip(), content)
 
 
-def show(page: str, part: str, name: str, columns: str, template: str, text: str = "", rows: Rows = None) -> None:
+def show(page: str, name: str, evidence: str, columns: str, template: str, text: str = "", rows: Rows = None) -> None:
     """Registers a table of the evidence's `rows`, or of other rows made of it, with `text` and its source below."""
 
     def make() -> str:
-        content = read(name)
-        return f"{table(rows(content) if rows else content['rows'], columns, template)}\n\n{source(name, text)}"
+        content = read(evidence)
+        return f"{table(rows(content) if rows else content['rows'], columns, template)}\n\n{source(evidence, text)}"
 
-    block(page, part)(make)
+    block(page, name)(make)
 
 
 PEAKS = {
@@ -87,7 +87,7 @@ def readme_figures() -> str:
 def published_errors() -> str:
     """How far predictions are off, by what was measured and how the code differs; and what was not predicted."""
     rows = read("published")["rows"]
-    codes = {"same": "the same", "near": "within 1.25 % of the peak", "different": "another", None: "not compared"}
+    codes = {"same": "the same", "near": "differs by less than 1.25 %", "different": "another", None: "not compared"}
     figures = []
     for what, error in PEAKS.items():
         for code, words in codes.items():
@@ -96,7 +96,7 @@ def published_errors() -> str:
                 found = published_summary.errors(error(row, which) for row in rows if row.get("code") == code)
                 cells += [found.count, percent(found.median, 2), percent(found.worst, 2)] if found else [None] * 3
             figures += [cells] if cells[5] else []
-    columns = "measured | code today | trainings, libraries of that day | median | worst | today's | median | worst"
+    columns = "measured | today's code | trainings, libraries of that day | median | worst | today's | median | worst"
     ran_out = [row["today"].get("verdict") for row in rows if "today" in row and row.get("gib") is None]
     skipped = Counter(f"{row['source'].split()[0]}: {row['not_predicted']}" for row in rows if "not_predicted" in row)
     return (
@@ -120,13 +120,14 @@ show(
 @block("docs/predict.md", "slack")
 def slack() -> str:
     """What the slack of verdicts was fitted on, and how it does on the other half."""
-    content, slack_mib = read("published"), CONTEXT_SLACK_BYTES / MIB
+    content = read("published")
+    halves = published_summary.calibrations(content["rows"], content["fitted_on"], CONTEXT_SLACK_BYTES / MIB)
     return table(
-        (
+        [
             {**dataclasses.asdict(half), "models": ", ".join(half.models), "beyond": max(half.worst_mib, 0),
              "trainings": half.below + half.within + half.above}
-            for half in published_summary.calibrations(content["rows"], content["fitted_on"], slack_mib)
-        ),
+            for half in halves
+        ],
         "half | models | trainings | below the range | within | above | covered with slack | worst beyond it, MiB",
         "{half} | {models} | {trainings} | {below} | {within} | {above} | {covered} | {beyond:.0f}",
     )  # fmt: skip
@@ -146,7 +147,7 @@ def trainings_on_our_gpus(folder: Path = RESULTS) -> dict[str, list[Row]]:
 @block("docs/predict.md", "gpu")
 def our_gpus(folder: Path = RESULTS) -> str:
     """Predictions beside trainings on GPUs of ours, a row for each GPU."""
-    ours = {gpu: summary(trainings) for gpu, trainings in trainings_on_our_gpus(folder).items()}
+    ours = {gpu: summary(rows) for gpu, rows in trainings_on_our_gpus(folder).items()}
     return table(
         [
             {**dataclasses.asdict(one), "gpu": gpu, "wrong": ", ".join(one.wrongly_fits) or "none"}

@@ -23,8 +23,7 @@ from hf_memkit.recipes.variant_search import choose
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 
-PLENTY = 2**50
-"""RAM and disk of the machine that is predicted for: what a variant needs does not depend on them."""
+PLENTY = 2**50  # bytes of RAM and disk: what a variant needs does not depend on them
 
 
 def main(names: list[str]) -> None:
