@@ -6,10 +6,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Final, get_type_hints
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from hf_memkit.catalog.hardware import Machine
 
 MORE: Final = "More options"
 """Heading of what few people need, below the others in a verb's help."""
@@ -56,6 +59,8 @@ Technique = Annotated[
 Short = Annotated[bool, typer.Option("--short", help="One screen: the verdict and what to change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+Html = Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page.", rich_help_panel=MORE)]
+
 RUNS: Final = "Runs of a recipe"
 """Heading of what `memkit recipe` has, and `memkit run` of a recipe's folder."""
 
@@ -72,8 +77,47 @@ MasterPort = Annotated[
 JsonOfRun = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The machine in question, where it is not this one."""
+
+    gpu: Gpu = None
+    gpu_memory: GpuMemory = None
+    ram: Ram = None
+
+    def machine(self, nvme_path: str | None = None) -> Machine:
+        from hf_memkit.catalog.hardware import described_machine
+
+        return described_machine(self.gpu, self.gpu_memory, self.ram, nvme_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizingOptions(MachineOptions):
+    """The model and the machines that a preset is computed for."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")
+    ] = None
+    gpus: Gpus = 1
+    nodes: Nodes = 1
+    nvme_path: NvmePath = None
+
+
+def flags_given(options: Any, *names: str) -> list[str]:
+    """The flags of those of a dataclass's options, or of `names`, that differ from their defaults."""
+    return [
+        _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+        for field in fields(options)
+        if (not names or field.name in names) and getattr(options, field.name) not in (field.default, "", (), [])
+    ]
+
+
+_FLAGS: Final = {"settings": "--set", "as_json": "--json", "module": "-m"}
+
+
 def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns each parameter that is a dataclass into command-line options, one for each of its fields."""
+    """Turns each parameter that is a dataclass into command-line options, one for each of its fields. `--short` and
+    `--json` are the last in the help."""
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
@@ -84,6 +128,8 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
             inspect.Parameter(name, each.KEYWORD_ONLY, default=default, annotation={**hints, **of_fields}[name])
             for name, default in own.items()
         ]
+
+    parameters.sort(key=lambda each: each.name in ("short", "as_json"))
 
     @functools.wraps(verb)
     def command(**given: Any) -> Any:
