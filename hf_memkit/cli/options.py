@@ -112,7 +112,9 @@ def flags_given(options: Any, *names: str) -> list[str]:
     ]
 
 
-_FLAGS: Final = {"settings": "--set", "as_json": "--json", "module": "-m"}
+_FLAGS: Final = {
+    "settings": "--set", "as_json": "--json", "module": "-m", "phases": "--no-phases", "arguments": "arguments",
+}  # fmt: skip
 
 
 def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +125,7 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     parameters = []
     for each in inspect.signature(verb).parameters.values():
         of_fields = get_type_hints(groups[each.name], include_extras=True) if each.name in groups else {}
-        own = {name: getattr(groups[each.name], name) for name in of_fields} or {each.name: each.default}
+        own = {name: getattr(groups[each.name], name, each.empty) for name in of_fields} or {each.name: each.default}
         parameters += [
             inspect.Parameter(name, each.KEYWORD_ONLY, default=default, annotation={**hints, **of_fields}[name])
             for name, default in own.items()
