@@ -17,73 +17,29 @@ if TYPE_CHECKING:
 MORE: Final = "More options"
 """Heading of what few people need, below the others in a verb's help."""
 
-Script = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training.")
-]
-ScriptArguments = Annotated[
-    list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
-]
-Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as after `python -m`.", rich_help_panel=MORE)]
-Gpu = Annotated[
-    str | None, typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
-]
-GpuMemory = Annotated[
-    str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
-]
-Ram = Annotated[
-    str | None, typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE)
-]
-Gpus = Annotated[int, typer.Option(min=1, help="GPUs on each machine.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines.", rich_help_panel=MORE)]
 NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for ZeRO-Infinity.", rich_help_panel=MORE)]
-SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
-    ),
-]
-Args = Annotated[
-    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON). They take precedence.")
-]
-Technique = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--technique",
-        metavar="NAME",
-        help="Use this technique instead of the preset's for the same purpose. Repeatable.",
-    ),
-]
 Short = Annotated[bool, typer.Option("--short", help="One screen: the verdict and what to change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-Html = Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page.", rich_help_panel=MORE)]
-
 RUNS: Final = "Runs of a recipe"
 """Heading of what `memkit recipe` has, and `memkit run` of a recipe's folder."""
-
-Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)]
-GpusOfRun = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)]
-NodesOfRun = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)]
-NodeRank = Annotated[int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)]
-MasterAddr = Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)]
-MasterPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
-]
-JsonOfRun = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """The machine in question, where it is not this one."""
 
-    gpu: Gpu = None
-    gpu_memory: GpuMemory = None
-    ram: Ram = None
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
+    ] = None
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
+    ] = None
+    ram: Annotated[
+        str | None,
+        typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE),
+    ] = None
 
     def machine(self, nvme_path: str | None = None) -> Machine:
         from hf_memkit.catalog.hardware import described_machine
@@ -98,7 +54,7 @@ class SizingOptions(MachineOptions):
     model: Annotated[
         str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")
     ] = None
-    gpus: Gpus = 1
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs on each machine.")] = 1
     nodes: Nodes = 1
     nvme_path: NvmePath = None
 

@@ -12,20 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from hf_memkit.cli.environment import command_line
-from hf_memkit.cli.options import (
-    GpusOfRun,
-    JsonOfRun,
-    MasterAddr,
-    MasterPort,
-    NodeRank,
-    NodesOfRun,
-    Overwrite,
-    Resume,
-    flags_given,
-)
+from hf_memkit.cli.options import RUNS, flags_given
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -45,14 +37,25 @@ if TYPE_CHECKING:
 class FolderOptions:
     """Options for a run of a recipe's folder; what was not given is None or False."""
 
-    gpus: GpusOfRun = None
-    nodes: NodesOfRun = None
-    node_rank: NodeRank = None
-    master_addr: MasterAddr = None
-    master_port: MasterPort = None
-    resume: Resume = False
-    overwrite: Overwrite = False
-    as_json: JsonOfRun = False
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)] = (
+        None
+    )
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)] = None
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)
+    ] = None
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)] = None
+    master_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)
+    ] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)] = False
 
     @property
     def shown_only(self) -> bool:

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hf_memkit.cli.options import (
-    Html,
-    Json,
-    MachineOptions,
-    Module,
-    Script,
-    ScriptArguments,
-    Short,
-    flags_given,
-)
+from hf_memkit.cli.options import MORE, Json, MachineOptions, Short, flags_given
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.prediction.launch_command import Launched, is_command
 
@@ -33,8 +24,13 @@ NO_SCRIPT: Final = "Instead of a script: a model or a recipe"
 class SubjectOptions:
     """A training script, or what describes a training without one."""
 
-    script: Script = None
-    arguments: ScriptArguments = None
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training."),
+    ] = None
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
+    ] = None
     model: Annotated[
         str | None, typer.Option(help="Hub ID or local folder. No weights are loaded.", rich_help_panel=NO_SCRIPT)
     ] = None
@@ -90,8 +86,10 @@ class TrainingOptions(MachineOptions, SubjectOptions):
     gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs of one machine that train together. Default: the command's, or 1.")
     ] = None
-    module: Module = False
-    html: Html = None
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module, as after `python -m`.", rich_help_panel=MORE)
+    ] = False
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page.", rich_help_panel=MORE)] = None
     short: Short = False
     as_json: Json = False
 
