@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.launch_command import Launched
     from hf_memkit.prediction.prediction import Prediction
+    from hf_memkit.prediction.running_scripts import ScriptJob
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
@@ -87,7 +87,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             from hf_memkit.catalog.environments import find_environment
             from hf_memkit.cli import predict_environments
             from hf_memkit.prediction.from_script import predict_script_training
-            from hf_memkit.prediction.running_scripts import name_of, refuse_unreadable
+            from hf_memkit.prediction.running_scripts import ScriptJob, name_of, refuse_unreadable
 
             compare_with = options.compare_with
             other = find_environment(compare_with, "--compare-with") if compare_with is not None else None
@@ -97,12 +97,11 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             name = name_of(script)
             tell(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
             with _status(name):
-                predicted = functools.partial(
-                    predict_script_training, script, machine, gpus=gpus, nodes=nodes,
-                    environment=launched.environment, ram_is_given=options.ram is not None,
-                )  # fmt: skip
-                prediction, training = predicted()
-                there, why = _compared(predicted, other) if other is not None else (None, "")
+                job = ScriptJob(
+                    script, machine, gpus, nodes, launched.environment, ram_is_given=options.ram is not None
+                )
+                prediction, training = predict_script_training(job)
+                there, why = _compared(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
@@ -151,13 +150,13 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     return 1 if prediction.verdict == "does not fit" else 0
 
 
-def _compared(
-    predicted: Callable[..., tuple[Prediction, ScriptTraining]], other: Environment
-) -> tuple[Prediction | None, str]:
+def _compared(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
     """With the other environment's libraries, and nothing; or None, and why not."""
+    from hf_memkit.prediction.from_script import predict_script_training
+
     tell(f"predicting with the libraries of {other.python}, to compare")
     try:
-        return predicted(other=other)[0], ""
+        return predict_script_training(replace(job, other=other))[0], ""
     except InputError as error:
         return None, f"not compared with {other.python}: {error}"
 

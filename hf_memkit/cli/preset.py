@@ -172,7 +172,7 @@ def copy(
 def _resolved(name: str, options: PresetOptions) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
-    from hf_memkit.recipes.resolve import read_own, resolve
+    from hf_memkit.recipes.resolve import read_own, resolve_partly
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
     request, script = read_own(options.request(name), options.settings or (), options.args), options.script
@@ -186,7 +186,7 @@ def _resolved(name: str, options: PresetOptions) -> Setup:
     without = SettingError(f"{names}: nothing can be computed without --model; add it, or omit {names}")
     if names and not (request.model or request.arguments.get("model_name_or_path")):
         raise without  # before torch is imported
-    setup, _ = resolve(request, whole=False)
+    setup = resolve_partly(request)
     if request.nvme_path is not None and "nvme_path" not in str(setup.get("deepspeed.config")):
         raise SettingError(
             f"--nvme-path: preset {request.preset!r} does not use the disk. Omit --nvme-path, or choose infinity"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Final
 
-from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.ended_with_parent import watch
-from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.candidate_time import Pricing, priced
@@ -20,7 +17,7 @@ from hf_memkit.plan.judgement import Judged, judged, usable_bytes
 from hf_memkit.plan.search import AT_ONCE
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import RanScript, checked
+from hf_memkit.prediction.running_scripts import RanScript, ScriptJob, checked
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
@@ -41,28 +38,21 @@ def of_trace(
     device: Device,
     notes: tuple[str, ...],
     candidate: SetupCandidate,
-    script: UserScript,
-    machine: Machine,
-    gpus: int,
-    environment: Mapping[str, str],
+    job: ScriptJob,
     pricing: Pricing,
-    ram_is_given: bool,
 ) -> Judged:
-    training = checked(script, traced.outcome())
-    ran = RanScript(training, device, notes)
-    prediction, _training = predicted_training(
-        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
-        enough_bytes=usable_bytes(machine),
-    )  # fmt: skip
+    training = checked(job.script, traced.outcome())
+    ran, enough = RanScript(training, device, notes), usable_bytes(job.machine)
+    prediction, _training = predicted_training(ran, job, enough_bytes=enough)
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     known = training.without_trace()
-    found = judged(candidate, prediction, machine, training=known, steps_on_cpu=on_cpu)
+    found = judged(candidate, prediction, job.machine, training=known, steps_on_cpu=on_cpu)
     work = training.trace.work
     if work is None or device != "cuda":
         return found
     found = replace(found, row_products=_row_products(work, training.arguments.per_device_train_batch_size))
-    return priced(found, work, known, pricing, gpus=gpus)
+    return priced(found, work, known, pricing, gpus=job.gpus)
 
 
 def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:

@@ -40,7 +40,7 @@ from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
 from hf_memkit.plan.traces import ScriptTraces
-from hf_memkit.prediction.running_scripts import name_of
+from hf_memkit.prediction.running_scripts import ScriptJob, name_of
 from hf_memkit.prediction.setup_as_script import SetupTraining, as_script
 from hf_memkit.prediction.traced_training import PlanFacts
 from hf_memkit.setup.script_overrides import Overrides
@@ -77,9 +77,9 @@ class PlanRequest:
     sequences: int | None = None
     keeps: bool = False
 
-    @property
-    def variables(self) -> dict[str, str]:
-        return dict(os.environ if self.environment is None else self.environment)
+    def job(self, script: UserScript, machine: Machine) -> ScriptJob:
+        variables = dict(os.environ if self.environment is None else self.environment)
+        return ScriptJob(script, machine, self.gpus, environment=variables, ram_is_given=self.ram_is_given)
 
 
 def plan_setup(setup: Setup, request: PlanRequest, *, trust_remote_code: bool = False) -> Plan:
@@ -134,11 +134,12 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
             largest = max(
                 (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
             )
-            with ScriptTraces(script, largest, request.variables, gpus=request.gpus, keeps=request.keeps) as traces:
+            with ScriptTraces(request.job(script, largest), keeps=request.keeps) as traces:
                 traces.start()
                 for at in numbers:
                     pricing = Pricing.of(machines[at], request.host)
-                    judge = _Judge(traces, pool, script, _with_disk(machines[at], pricing.given), request, pricing)
+                    job = request.job(script, _with_disk(machines[at], pricing.given))
+                    judge = _Judge(traces, pool, job, request, pricing)
                     found[at] = replace(_planned(judge), machine=machines[at])
                     if found[at].stopped_by_hand:
                         return tuple(found[each] for each in sorted(found))
@@ -165,9 +166,10 @@ def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) ->
     """The setup of the same batch that fits with the fewest changes, traced; None: none was found. Refuses as
     `plan_gpus`."""
     request = replace(request, limit_s=LIMIT_S)
-    with judging_pool() as pool, ScriptTraces(script, machine, request.variables, gpus=request.gpus) as traces:
+    job = request.job(script, machine)
+    with judging_pool() as pool, ScriptTraces(job) as traces:
         traces.start()
-        return _search(_Judge(traces, pool, script, machine, request, Pricing.of(machine)))[0].nearest()
+        return _search(_Judge(traces, pool, job, request, Pricing.of(machine)))[0].nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
@@ -183,7 +185,7 @@ def _search(judge: _Judge) -> tuple[Search, Judged, LeftOut]:
     assert own is not None
     left_out: LeftOut = {}
     ways = choices_for(
-        own, judge.machine, request.variables, gpus=request.gpus, left_out=left_out, also=request.also,
+        own, judge.job.machine, judge.job.environment, gpus=request.gpus, left_out=left_out, also=request.also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
     per_gpu, (group, why) = _asked_for(request.sequences, own.facts) // request.gpus, of_batch(own.facts.batch)
@@ -236,8 +238,8 @@ def _planned(judge: _Judge) -> Plan:
     if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
         left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
     return Plan(
-        name=name_of(judge.script),
-        machine=judge.machine,
+        name=name_of(judge.job.script),
+        machine=judge.job.machine,
         gpus=request.gpus,
         own=as_it_is,
         traced=tuple(each for each in search.judged.values() if not each.is_other),
@@ -250,11 +252,11 @@ def _planned(judge: _Judge) -> Plan:
         notes=(
             *judge.traces.notes,
             *judge.pricing.warnings,
-            *_about_variant(judge.machine),
+            *_about_variant(judge.job.machine),
             *_about_own(as_it_is),
             *_about_folder(folder, search.judged),
         ),
-        script=judge.script,
+        script=judge.job.script,
     )
 
 
@@ -304,8 +306,7 @@ class _Judge:
 
     traces: ScriptTraces
     pool: ProcessPoolExecutor
-    script: UserScript
-    machine: Machine
+    job: ScriptJob
     request: PlanRequest
     pricing: Pricing
     as_it_is: Judged = field(init=False)
@@ -333,7 +334,7 @@ class _Judge:
     def _tried(self, candidate: SetupCandidate) -> Judged:
         settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
         assert self.as_it_is.training is not None
-        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.request.gpus):
+        if why := refused(settings, self.as_it_is.training.arguments, self.job.machine, self.job.gpus):
             return Judged(candidate, why=why)
         try:
             return self._judged(candidate, replace(candidate.overrides, environment={}))
@@ -394,8 +395,7 @@ class _Judge:
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)
-        environment = {**self.request.variables, **candidate.environment}
+        job = replace(self.job, environment={**self.job.environment, **candidate.environment})
         return self.pool.submit(
-            of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.request.gpus, environment, self.pricing, self.request.ram_is_given,
-        ).result()  # fmt: skip
+            of_trace, traced, self.traces.device, self.traces.notes, candidate, job, self.pricing
+        ).result()

@@ -14,19 +14,17 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Self
 
-from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.socket_paths import short_address
-from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
+    ScriptJob,
     asked,
     checked,
     device_of,
@@ -59,22 +57,17 @@ class ScriptTraces:
     """One script on one kind of GPU.
 
     Args:
-        script: which, with its arguments.
-        machine: the machine in question; of its GPU the compute capability decides what is traced.
-        environment: the variables that the script gets.
-        gpus: GPUs of the machine that train.
+        job: the script on its machine; of the GPU the compute capability decides what is traced.
         keeps: whether traces of earlier plans are taken, and these kept for later ones (`kept_traces.py`).
 
     Raises:
         InputError, ScriptFailed: as `predict_script`; from `start`.
     """
 
-    def __init__(self, script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int = 1,
-        keeps: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, job: ScriptJob, *, keeps: bool = False) -> None:
         self._keeps = keeps
         self._kept: KeptTraces | None = None
-        self._script, self._machine, self._environment, self._gpus = script, machine, dict(environment), gpus
+        self._job, self._script = job, job.script
         self._stack = contextlib.ExitStack()
         self._folder = Path()
         self._waiting: dict[str, _Waiting] = {}
@@ -110,7 +103,7 @@ class ScriptTraces:
 
     def start(self) -> None:
         """Runs the script up to where it makes its Trainer."""
-        refuse_engine(self._script, self._environment)
+        refuse_engine(self._script, self._job.environment)
         worker, stdin = self._stack.enter_context(own_worker(None))
         self.device, self.notes = device_of(worker, self._script)
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
@@ -196,8 +189,7 @@ class ScriptTraces:
         return _file(result, died)
 
     def _request(self) -> ScriptRequest:
-        request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
-        return replace(request, for_plan=True)
+        return replace(script_request(self._job), for_plan=True)
 
     def _result(self) -> Path:
         """In a folder of its own: a traced training writes beside it."""
