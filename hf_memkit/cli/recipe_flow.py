@@ -91,8 +91,6 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
     job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place, judge)
     if options.dry_run:
         return _show(options, recipe, job, prediction, judge)
-    if options.random_weights and not job.is_rehearsal:
-        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     if options.export is not None:
         from hf_memkit.recipes.export import export_script, start_command
         from hf_memkit.run.training import mistakes_of_run

@@ -108,7 +108,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         from hf_memkit.cli.predict_script import found_command, found_script
 
         assert self.script is not None
-        variables = os.environ if environment is None else environment
+        variables = dict(os.environ) if environment is None else environment
         if not self.module and is_command(self.script):
             return found_command((self.script, *(self.arguments or ())), variables, self.gpus, nodes)
         script = found_script(self.script, self.arguments or (), is_module=self.module, verb=verb)
@@ -129,7 +129,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
             sequence_length=self.sequence_length, trust_remote_code=self.trust_remote_code,
         )  # fmt: skip
         if self.recipe is not None:
-            return self._read_recipe(request, techniques)
+            return self._read_recipe(request)
         if self.variant != "auto":
             raise InputError(f"--variant {self.variant}: only recipes have variants; add --recipe NAME")
         if request.data is not None:
@@ -150,7 +150,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
             raise SettingError("\n".join(problems))
         return None, request
 
-    def _read_recipe(self, request: Request, techniques: tuple[str, ...]) -> tuple[Recipe, Request]:
+    def _read_recipe(self, request: Request) -> tuple[Recipe, Request]:
         from hf_memkit.recipes.resolve import read_own
         from hf_memkit.recipes.schema import load_recipe
         from hf_memkit.recipes.settings import check_data
