@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_memkit.common.errors import InputError
-from hf_memkit.measuring.out_of_memory.message import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +48,8 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Explains an out-of-memory error and lists the changes that save most."""
+    from hf_memkit.measuring.out_of_memory.message import printable
+
     arguments, notes = _arguments(args) if args is not None else (None, [])
     explanations, instead = _explanations(source, arguments)
     for note in notes:
