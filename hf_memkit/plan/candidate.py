@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 from hf_memkit.setup.script_overrides import Overrides
+from hf_memkit.setup.techniques.registry import GROUPS, Group
 
-Group = Literal["same result", "nearly the same", "another method"]
-"""What a setup does to the result of the training. The three are ranked apart: none of the second or third is ever
-proposed in the place of one of the first without a word.
-
-* same result: the same losses and weights, up to the order in which numbers are added.
-* nearly the same: the same method with other rounding, states in fewer bits or other random draws of dropout.
-* another method: another training, such as LoRA in the place of full fine-tuning.
-"""
-
-GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+__all__ = ["GROUPS", "Alternative", "Group", "SetupCandidate"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hf_memkit.checks import RULES
 from hf_memkit.presets import PRESETS
 from hf_memkit.setup.build import needed_packages
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
+from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Technique
 from tests.conftest import ROOT
 from tests.techniques.jobs import gpt2_job
 
@@ -91,7 +91,10 @@ def test_packages_are_seen_in_what_each_puts() -> None:
 
 
 def test_rules_name_techniques_that_exist() -> None:
+    """In `techniques`, and in the words of a fix."""
     named = {name for rule in RULES.values() for name in rule.techniques}
+    pattern = re.compile(r"\btechniques? ([a-z0-9]+(?:-[a-z0-9]+)+)(?: (?:and|or) ([a-z0-9]+(?:-[a-z0-9]+)+))?")
+    named |= {name for rule in RULES.values() for pair in pattern.findall(rule.fix) for name in pair if name}
     assert named <= set(TECHNIQUES)
 
 
@@ -99,8 +102,8 @@ def test_no_proof_is_of_something_else() -> None:
     assert {name for _, name in proved()} <= set(TECHNIQUES)
 
 
-def test_every_family_has_techniques_and_every_technique_a_way_in() -> None:
-    assert {one.family for one in TECHNIQUES.values()} == set(FAMILIES)
+def test_every_family_has_rows_and_every_technique_a_way_in() -> None:
+    assert {one.family for one in CATALOGUE.values()} == set(FAMILIES)
     for preset in PRESETS.values():
         assert set(preset.techniques) <= set(TECHNIQUES)
         assert set(preset.where_possible) <= set(preset.techniques)

@@ -15,10 +15,22 @@ from hf_memkit.setup.techniques.registry import technique
 @technique(
     "global-batch",
     family="batch",
-    saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
-    costs="time where a micro-batch is too small to fill the GPU; from two micro-batches on the gradients are held "
-    "between them",
+    saves="activations and logits halve with the micro-batch; double gradient_accumulation_steps, so that a step "
+    "sees the same samples",
+    costs="more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
+    settings={"arguments.per_device_train_batch_size": "half"},
+    slows=True,
+    frees={"activations": 0.5, "loss": 0.5},
+    offered={
+        "logits": 3,
+        "attention": 2,
+        "recomputation": 1,
+        "larger than the GPU": 1,
+        "one large tensor": 1,
+        "anything": 1,
+        "host/forward": 1,
+    },
 )
 def global_batch(setup: Setup) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.
