@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, table
 
-from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
+from hf_memkit.measuring.out_of_memory.change import assignment
+from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Technique
 
 PAGES: Final = ROOT / "docs" / "techniques"
 
@@ -18,6 +19,7 @@ PAGES: Final = ROOT / "docs" / "techniques"
 def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     found = {PAGES / "README.md": {"list": first_example(), "techniques": overview_table()}}
+    found[ROOT / "docs" / "out-of-memory.md"] = {"changes": changes()}
     for name, (page, made) in EVIDENCE.items():
         found.setdefault(PAGES / page, {})[name] = made(json.loads((RESULTS / f"{name}.json").read_text()))
     return found
@@ -40,6 +42,17 @@ def overview_table() -> str:
             words = [_cell(text) for text in (one.saves, one.costs, one.not_when)]
             rows.append([name, family, *words, evidence_of(one, tests)])
     return table("technique | family | saves | costs | not when | proof", rows)
+
+
+def changes() -> str:
+    """Every change that advice may propose: a row each."""
+    rows = []
+    for one in CATALOGUE.values():
+        if one.settings:
+            named = f"[`{one.name}`](techniques/{one.family}.md#{one.name})" if one.apply else f"`{one.name}`"
+            shown = assignment(one.key, one.settings[one.key])
+            rows.append([named, f"`{_cell(shown)}`", _cell(one.saves), _cell(one.costs), one.group])
+    return table("name | change | what it does | cost | result", rows)
 
 
 def evidence_of(one: Technique, tests: Mapping[tuple[str, str], list[str]]) -> str:
