@@ -10,7 +10,7 @@ from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.terms import PHASES
 from hf_memkit.measuring.out_of_memory import explain_oom, suggest
 from hf_memkit.measuring.out_of_memory.advice import _SAME_ADVICE
-from hf_memkit.measuring.out_of_memory.conditions import CONDITIONS
+from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHEN
 from hf_memkit.measuring.out_of_memory.message import Memory
 from hf_memkit.measuring.out_of_memory.traceback import Feature, Place
 from hf_memkit.plan import choices
@@ -62,7 +62,7 @@ def test_rows_name_what_exists() -> None:
         assert set(row.devices) <= {"cuda", "rocm", "xpu", "hpu", "npu"}, row.name
         assert (row.saves and row.costs and row.settings) or row.apply, row.name
         assert row.planned is None or row.planned.never or row.planned.slot in (*choices._SLOTS, "evaluation")
-    assert set(CONDITIONS) | set(choices._CONDITIONS) <= set(CATALOGUE)
+    assert {*WHEN, *ADAPTED, *ESTIMATES, *choices._CONDITIONS} <= set(CATALOGUE)
 
 
 def test_an_advice_row_is_no_technique() -> None:

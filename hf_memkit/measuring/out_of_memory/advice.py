@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, cast, get_args
 
 from hf_memkit.measuring.out_of_memory.change import Change
-from hf_memkit.measuring.out_of_memory.conditions import CONDITIONS, by_share
+from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHEN, by_share
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
 from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
@@ -52,11 +52,13 @@ def change_for(row: Technique, failed: FailedJob) -> Change | None:
         return None
     if row.only_with and not failed.uses(*row.only_with):
         return None
+    if row.name in WHEN and not WHEN[row.name](failed):
+        return None
     change: Change | None = Change.of(row)
-    if row.name in CONDITIONS:
-        change = CONDITIONS[row.name](failed, cast(Change, change))
-    elif failed.ranked:
-        change = by_share(failed, cast(Change, change), row.frees)
+    if failed.ranked and row.name not in ESTIMATES:
+        change = by_share(failed, Change.of(row), row.frees)
+    elif (adapt := (ESTIMATES if failed.ranked else ADAPTED).get(row.name)) is not None:
+        change = adapt(failed, Change.of(row))
     return _with_current(change, failed) if change is not None else None
 
 

@@ -1,8 +1,5 @@
-"""What the rows of the catalogue need beyond their data: when advice proposes one, in which words, and what it saves.
-
-In: a failed job and the row's change. Out: the change for this job, or None where it is on, refused or useless. Where
-the job has records, `failed.ranked` is true, and the change has `at_most_gib`: the most that it can save, from the
-record. Figures come from records only.
+"""What the rows of the catalogue need beyond their data, by the row's name: `WHEN` advice proposes one, how it is
+`ADAPTED` to a job without records, and what it saves by `ESTIMATES` from a record. Most rows need none of these.
 """
 
 from __future__ import annotations
@@ -22,19 +19,7 @@ from hf_memkit.measuring.out_of_memory.other_names import LENGTHS, MAP_PROCESSES
 from hf_memkit.measuring.out_of_memory.run_view import ACTIVATION_PHASES, STATES_PHASES, RunView
 from hf_memkit.setup.techniques.registry import CATALOGUE
 
-Condition = Callable[[FailedJob, Change], Change | None]
-
-CONDITIONS: Final[dict[str, Condition]] = {}
-"""By the row's name. A row without one is proposed wherever its data allow."""
-
-
-def _of(*names: str) -> Callable[[Condition], Condition]:
-    def register(condition: Condition) -> Condition:
-        CONDITIONS.update(dict.fromkeys(names, condition))
-        return condition
-
-    return register
-
+Adapt = Callable[[FailedJob, Change], Change | None]
 
 _STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
 _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
@@ -47,23 +32,92 @@ on its way to the GPU, and with accumulation 16-bit gradients (deepspeed 0.19.8:
 _FIRST: Final = 1e6
 """For a change that removes the cause itself at almost no cost: before all others."""
 
-_HELD: Final = {"activations": "activations hold", "loss": "logits and loss hold", "gradients": "gradients hold",
-                "optimizer": "optimizer states hold", "weights": "weights hold"}  # fmt: skip
+_ONE_ARRAY: Final = 16 * GIB
+"""A single request from which the array itself is too large, whatever else is in RAM: half of a small machine's."""
+
+_MOST_MAPS: Final = 8
+"""Processes of a `map` at most: each holds its rows and a copy of the tokenizer."""
+
+# ---- when ----
 
 
-def by_share(failed: FailedJob, change: Change, frees: Mapping[Any, float]) -> Change | None:
-    """The change with the categories that it works on, from the record; None where they hold nothing then."""
-    job = failed.job
-    held = {category: job.gib(category) or 0.0 for category in frees}
-    phases = ACTIVATION_PHASES if {"activations", "loss"} & {*frees} else STATES_PHASES
-    most = sum(share * held[category] for category, share in frees.items())
-    if job.phase not in phases or not most:
-        return None
-    figures = ", ".join(f"{_HELD[category]} {size:.2f} GiB" for category, size in held.items() if size)
-    return replace(change, reason=f"{change.reason}; {figures}", at_most_gib=most)
+def _small_states(failed: FailedJob) -> bool:
+    return find_optimizer(failed.job.optim).bits == 8 or failed.trace.library in ("bitsandbytes", "torchao")
 
 
-# ---- activations and loss ----
+def _shows_offload(failed: FailedJob) -> bool:
+    """Whether offloaded states may be what fills RAM."""
+    job, shown = failed.job, failed.uses("offload")
+    if failed.offloads_to_disk or failed.resumes or shown:
+        return shown and not failed.offloads_to_disk and not failed.resumes
+    unreadable = failed.uses("DeepSpeed") and isinstance(job.argument("deepspeed"), str)
+    no_deepspeed = failed.platform == "Windows" or failed.message.form in ("windows-commit", "notebook")
+    return not no_deepspeed and (unreadable or not job.arguments)
+
+
+def _trains(failed: FailedJob) -> bool:
+    return failed.trace.phase != "evaluate"
+
+
+def _anew(failed: FailedJob) -> bool:
+    """Whether no checkpoint has states that fit one optimizer and engine only."""
+    return not failed.resumes
+
+
+def _may_have_liger(failed: FailedJob) -> bool:
+    kind = failed.trace.model_type or failed.job.run.get("model_type")
+    return _trains(failed) and (kind in LIGER_OPTIONS or (kind is None and not failed.ranked))
+
+
+WHEN: Final[Mapping[str, Callable[[FailedJob], object]]] = {
+    "liger": _may_have_liger,
+    "chunked-loss": _trains,
+    "newer-trl": _trains,
+    "adamw-fused": lambda failed: failed.job.optim in ("", "adamw_torch"),
+    # Adafactor, LOMO, SGD and the like hold less than 8-bit AdamW, or are another algorithm.
+    "adamw-8bit": lambda failed: (
+        _anew(failed) and not _small_states(failed) and (failed.job.optim or "adamw").lower().startswith("adamw")
+    ),
+    # Managed memory fails there.
+    "paged-adamw-8bit": lambda failed: (
+        _anew(failed) and _small_states(failed) and failed.platform not in ("Windows", "WSL2")
+    ),
+    "unpaged-states": _anew,
+    "lora": _anew,
+    "zero2-offload": _anew,
+    "zero3-offload-optimizer": _anew,
+    "zero3-infinity-optimizer": _shows_offload,
+    # Frames show bitsandbytes' weights, most likely in 4 bit.
+    "qlora": lambda failed: not failed.uses("quantized weights") or failed.argument("load_in_8bit"),
+    "layers-over-gpus": lambda failed: failed.message.device_type != "mps",
+    "zero3-offload": lambda failed: failed.message.device_type != "mps",
+    "pageable-states": lambda failed: failed.uses("DeepSpeed") or not failed.job.arguments,
+    "pageable-batches": lambda failed: failed.argument("dataloader_pin_memory") is not False,
+    "fresh-optimizer": lambda failed: failed.resumes,
+    "zero3-shards": lambda failed: failed.trace.library == "DeepSpeed" or failed.uses("ZeRO-3"),
+    "fsdp-shards": lambda failed: (
+        (failed.trace.library == "FSDP" or failed.uses("FSDP")) and not WHEN["zero3-shards"](failed)
+    ),
+    "fewer-checkpoints": lambda failed: failed.job.count("save_total_limit") not in (0, 1),
+    "vllm-server": lambda failed: failed.argument("vllm_mode") != "server",
+    "fewer-workers": lambda failed: (
+        failed.job.count("dataloader_num_workers") != 0
+        and (failed.ranked or failed.trace.phase or (failed.message.requested_bytes or 0) < _ONE_ARRAY)
+    ),
+    "no-workers": lambda failed: failed.job.count("dataloader_num_workers") != 0,
+    "fewer-map-processes": lambda failed: not failed.recorded,
+    "smaller-map-batches": lambda failed: not failed.recorded,
+    "streamed-data": lambda failed: not failed.recorded,
+    "other-processes": lambda failed: tools_of(failed.message.device_type).processes,
+    # Where the fix for the cause has it; and for managed memory.
+    "more-ram": lambda failed: (
+        not failed.message.in_cgroup and failed.message.form not in ("kubernetes-node", "bitsandbytes-managed")
+    ),
+    "more-ram-for-wsl": lambda failed: failed.platform in (None, "WSL2"),
+}  # fmt: skip
+"""A row that is not here is proposed wherever its data allow."""
+
+# ---- adapted to a job ----
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
@@ -82,41 +136,175 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
     return replace(Change.of(CATALOGUE["global-batch"]), value=smaller, reason=reason, current=samples)
 
 
-@_of("global-batch")
-def _micro_batch(failed: FailedJob, change: Change) -> Change | None:
-    job = failed.job
-    if not failed.ranked:
-        if failed.samples is None:
-            return replace(change, value="smaller") if failed.larger_by > 1 else change
-        if failed.samples < failed.larger_by:
-            return None
-        return smaller_batch(job, failed.samples / failed.larger_by if failed.larger_by > 1 else None)
-    before_forward = job.phase == "data"
-    unknown = before_forward or job.activations_unknown
-    held = None if unknown else job.of_the_batch
-    smaller = smaller_batch(job)
-    if job.phase not in (*ACTIVATION_PHASES, "data") or smaller is None or not (held or unknown):
+def _batch(failed: FailedJob, change: Change) -> Change | None:
+    if failed.samples is None:
+        return replace(change, value="smaller") if failed.larger_by > 1 else change
+    if failed.samples < failed.larger_by:
         return None
-    if held is None:
-        what = "; tensors computed before the model's forward grow with the samples" if before_forward else ""
-        return replace(smaller, reason=smaller.reason + what, at_most_gib=2.0)
+    return smaller_batch(failed.job, failed.samples / failed.larger_by if failed.larger_by > 1 else None)
+
+
+def _shorter(failed: FailedJob, change: Change) -> Change:
+    if failed.trace.place == "attention":
+        change = replace(change, reason=change.reason.replace("activations and logits grow with it", "attention "
+                                                              "scores grow with its square"))  # fmt: skip
+    return failed.under_name(change, LENGTHS)
+
+
+def _images(failed: FailedJob, change: Change) -> Change:
+    if failed.trace.place == "attention":
+        grow = "attention scores grow with the square of"
+        change = replace(change, reason=change.reason.replace("activations grow with", grow))
+    return failed.under_name(change, PIXELS)
+
+
+def _checkpointing(failed: FailedJob, change: Change) -> Change:
+    if failed.uses("FSDP"):  # transformers refuses both switches (trainer.py: "FSDP's activation_checkpointing")
+        return replace(change, key="arguments.fsdp_config", value={"activation_checkpointing": True})
+    if failed.uses("diffusers"):
+        return replace(change, key="arguments.gradient_checkpointing")
+    if failed.ranked:
+        name = name_in_version("activation_checkpointing", failed.job.version("transformers"))
+        return replace(change, key=f"arguments.{name}")
+    return replace(change, reason=f"{change.reason} (before transformers 5.23: gradient_checkpointing)")
+
+
+def _liger(failed: FailedJob, change: Change) -> Change:
+    known = failed.trace.model_type or failed.job.run.get("model_type")
+    models = "" if known else " (Llama, Qwen, Gemma, Mistral and others, not GPT-2)"
+    return replace(change, reason=change.reason + models)
+
+
+def _chunked_loss(failed: FailedJob, change: Change) -> Change:
+    smoothed = failed.argument("label_smoothing_factor") or "…"
+    options = f", label_smoothing={smoothed}" if failed.uses("label smoothing") else ""
+    instead = "; it smooths labels too, so omit label_smoothing_factor, which needs all logits" if options else ""
+    value = f"hf_memkit.components.chunked_loss.install(model{options})"
+    return replace(change, key="model_parts.chunked_loss", value=value, reason=change.reason + instead)
+
+
+def _eight_bit(failed: FailedJob, change: Change) -> Change:
+    if not failed.uses("diffusers"):
+        return change
+    return replace(change, key="arguments.use_8bit_adam", value=True, reason=change.reason.partition(",")[0])
+
+
+def _fused(failed: FailedJob, change: Change) -> Change | None:
+    return change if failed.trace.place == "optimizer step" and failed.trace.library == "PyTorch" else None
+
+
+def _unpaged(failed: FailedJob, change: Change) -> Change:
+    row = find_optimizer(failed.job.optim)
+    smaller = " (adamw_bnb_8bit: 2 bytes a parameter)" if row.unpaged and row.bits != 8 else ""
+    return replace(change, value=row.unpaged or change.value, reason=change.reason + smaller)
+
+
+def _zero3(failed: FailedJob, change: Change) -> Change | None:
+    in_ram = failed.message.memory == "host" and not failed.uses("DeepSpeed")
+    return None if in_ram or failed.message.device_type == "mps" else change
+
+
+def _infinity(failed: FailedJob, change: Change) -> Change:
+    shown = failed.uses("offload")
+    return change if shown else replace(change, reason=f"if DeepSpeed offloads states to RAM: {change.reason}")
+
+
+def _one_rank_loads(failed: FailedJob, change: Change) -> Change | None:
+    on_gpu, zero = failed.message.memory == "device", failed.uses("DeepSpeed", "ZeRO-3")
+    if failed.uses("FSDP"):
+        return change if on_gpu or not zero else None
+    needs = f"{change.reason}; it needs fsdp: full_shard. Or start fewer processes"
+    return None if on_gpu or zero else replace(change, reason=needs)
+
+
+def _eval_accumulation(failed: FailedJob, change: Change) -> Change:
+    return change if failed.job.count("eval_accumulation_steps") is None else replace(change, value="half")
+
+
+def _over_gpus(failed: FailedJob, change: Change) -> Change:
+    return replace(change, value=2 * (failed.job.count("vllm_tensor_parallel_size") or 1))
+
+
+def _workers(failed: FailedJob, change: Change) -> Change:
+    workers = failed.job.count("dataloader_num_workers")
+    return change if workers is None else replace(change, value=workers // 2, current=workers)
+
+
+def _maps(failed: FailedJob, change: Change) -> Change:
+    change = failed.under_name(change, MAP_PROCESSES)
+    current = failed.job.count(change.key.rpartition(".")[2])
+    return replace(change, value=_MOST_MAPS, current=current) if (current or 0) > 2 * _MOST_MAPS else change
+
+
+ADAPTED: Final[Mapping[str, Adapt]] = {
+    "global-batch": _batch,
+    "shorter-sequences": _shorter,
+    "smaller-images": _images,
+    "activation-checkpointing": _checkpointing,
+    "liger": _liger,
+    "chunked-loss": _chunked_loss,
+    "adamw-8bit": _eight_bit,
+    "adamw-fused": _fused,
+    "paged-adamw-8bit": lambda failed, change: replace(change, value=paged_form(failed.job.optim)),
+    "unpaged-states": _unpaged,
+    "zero3": _zero3,
+    "zero3-infinity-optimizer": _infinity,
+    "one-rank-loads": _one_rank_loads,
+    "smaller-model": lambda failed, change: replace(change, current=failed.argument("model_name_or_path")),
+    "eval-accumulation": _eval_accumulation,
+    "vllm-over-gpus": _over_gpus,
+    "shorter-answers": lambda failed, change: (
+        replace(change, key="arguments.max_completion_length") if failed.uses("trl") else change
+    ),
+    "fewer-workers": _workers,
+    "fewer-map-processes": _maps,
+    "other-processes": lambda failed, change: replace(change, value=tools_of(failed.message.device_type).processes),
+}
+
+# ---- what it saves, from a record ----
+
+_HELD: Final = {"activations": "activations hold", "loss": "logits and loss hold", "gradients": "gradients hold",
+                "optimizer": "optimizer states hold", "weights": "weights hold"}  # fmt: skip
+
+
+def _up_to(change: Change, gib: float, figures: str = "") -> Change:
+    """The change, ranked by the most that it can save."""
+    return replace(change, at_most_gib=gib, reason=f"{change.reason}; {figures}" if figures else change.reason)
+
+
+def by_share(failed: FailedJob, change: Change, frees: Mapping[Any, float]) -> Change | None:
+    """By what the categories hold that the row works on; None where that is nothing."""
+    job = failed.job
+    held = {category: job.gib(category) or 0.0 for category in frees}
+    phases = ACTIVATION_PHASES if {"activations", "loss"} & {*frees} else STATES_PHASES
+    most = sum(share * held[category] for category, share in frees.items())
+    if job.phase not in phases or not most:
+        return None
+    return _up_to(change, most, ", ".join(f"{_HELD[name]} {size:.2f} GiB" for name, size in held.items() if size))
+
+
+def _of_batch(failed: FailedJob, change: Change) -> Change | None:
+    job, smaller = failed.job, smaller_batch(failed.job)
+    before_forward = job.phase == "data"
+    held = None if before_forward or job.activations_unknown else job.of_the_batch
+    if job.phase not in (*ACTIVATION_PHASES, "data") or smaller is None:
+        return None
+    if before_forward or job.activations_unknown:
+        what = "tensors computed before the model's forward grow with the samples" if before_forward else ""
+        return _up_to(smaller, 2.0, what)
+    if not held:
+        return None
     saves = held * (1 - smaller.value / smaller.current)
     basis = (
         f"measured activations and loss grow with the samples: {smaller.value} of {smaller.current} samples hold "
         f"{held - saves:.2f} of {held:.2f} GiB"
     )
-    reason = f"{smaller.reason}; activations and loss hold {held:.2f} GiB for {smaller.current} samples"
-    return replace(smaller, reason=reason, saves_gib=round(saves, 2), basis=basis, at_most_gib=saves)
+    found = replace(smaller, saves_gib=round(saves, 2), basis=basis)
+    return _up_to(found, saves, f"activations and loss hold {held:.2f} GiB for {smaller.current} samples")
 
 
-@_of("shorter-sequences")
-def _shorter(failed: FailedJob, change: Change) -> Change | None:
+def _of_length(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    if not failed.ranked:
-        if failed.trace.place == "attention":
-            change = replace(change, reason="all texts of a batch are padded to its longest, and attention scores "
-                             "grow with its square")  # fmt: skip
-        return failed.under_name(change, LENGTHS)
     longest, held = job.moment.get("longest_sequence"), job.of_the_batch
     if job.phase not in ACTIVATION_PHASES or longest is None or longest < 2 or not held:
         return None
@@ -125,191 +313,86 @@ def _shorter(failed: FailedJob, change: Change) -> Change | None:
         f"{held:.2f} GiB of activations and loss, measured, grow at least linearly with the tokens: half the tokens "
         "save at least half"
     )
-    reason = f"{change.reason}; the longest has {longest} tokens"
-    return replace(
-        change, value=longest // 2, reason=reason, saves_gib=round(saves, 2), basis=basis, at_most_gib=saves
-    )  # fmt: skip
+    found = replace(change, value=longest // 2, saves_gib=round(saves, 2), basis=basis)
+    return _up_to(found, saves, f"the longest has {longest} tokens")
 
 
-@_of("smaller-images")
-def _images(failed: FailedJob, change: Change) -> Change | None:
-    if failed.trace.place == "attention":
-        change = replace(change, reason=change.reason.replace("activations grow with", "attention scores grow with "
-                                                              "the square of"))  # fmt: skip
-    return failed.under_name(change, PIXELS)
+def _of_checkpointing(failed: FailedJob, change: Change) -> Change | None:
+    change = _checkpointing(failed, change)
+    if failed.job.activations_unknown:
+        return _up_to(change, 1.0) if failed.job.phase in ACTIVATION_PHASES else None
+    return by_share(failed, change, CATALOGUE["activation-checkpointing"].frees)
 
 
-@_of("activation-checkpointing")
-def _checkpointing(failed: FailedJob, change: Change) -> Change | None:
-    job = failed.job
-    if failed.uses(
-        "FSDP"
-    ):  # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing")
-        change = replace(change, key="arguments.fsdp_config", value={"activation_checkpointing": True})
-    elif failed.uses("diffusers"):
-        change = replace(change, key="arguments.gradient_checkpointing")
-    elif failed.ranked:
-        name = name_in_version("activation_checkpointing", job.version("transformers"))
-        change = replace(change, key=f"arguments.{name}")
-    else:
-        change = replace(change, reason=f"{change.reason} (before transformers 5.23: gradient_checkpointing)")
-    if failed.ranked and job.activations_unknown:
-        return replace(change, at_most_gib=1.0) if job.phase in ACTIVATION_PHASES else None
-    return by_share(failed, change, CATALOGUE["activation-checkpointing"].frees) if failed.ranked else change
-
-
-@_of("liger")
-def _fused_loss(failed: FailedJob, change: Change) -> Change | None:
-    """Where Liger has kernels for this model and they are used: in training."""
-    model_type = failed.trace.model_type or failed.job.run.get("model_type")
-    if model_type is None:
-        models = " (Llama, Qwen, Gemma, Mistral and others, not GPT-2)"
-        change = replace(change, reason=change.reason + models)
-    known = model_type in LIGER_OPTIONS or (model_type is None and not failed.ranked)
-    if not known or failed.trace.phase == "evaluate":
-        return None
-    return by_share(failed, change, CATALOGUE["liger"].frees) if failed.ranked else change
-
-
-@_of("chunked-loss")
-def _chunked_loss(failed: FailedJob, change: Change) -> Change | None:
-    if failed.trace.phase == "evaluate":
-        return None
-    smoothed = failed.argument("label_smoothing_factor") or "…"
-    options = f", label_smoothing={smoothed}" if failed.uses("label smoothing") else ""
-    instead = "; it smooths labels too, so omit label_smoothing_factor, which needs all logits" if options else ""
-    return replace(
-        change, key="model_parts.chunked_loss", value=f"hf_memkit.components.chunked_loss.install(model{options})",
-        reason=change.reason + instead,
-    )  # fmt: skip
-
-
-@_of("newer-trl")
-def _newer_trl(failed: FailedJob, change: Change) -> Change | None:
-    return None if failed.trace.phase == "evaluate" else change
-
-
-@_of("sdpa-attention")
-def _sdpa(failed: FailedJob, change: Change) -> Change | None:
-    if not failed.ranked:
-        return change
+def _of_sdpa(failed: FailedJob, change: Change) -> Change | None:
     eager = failed.job.run.get("attention") == "eager"
     return by_share(failed, change, CATALOGUE["sdpa-attention"].frees) if eager else None
 
 
-@_of("bf16-autocast", "fp16-autocast")
-def _autocast(failed: FailedJob, change: Change) -> Change | None:
+def _of_autocast(failed: FailedJob, change: Change) -> Change | None:
     """Activations halve; each weight gets a 16-bit copy while it runs."""
     job = failed.job
-    held, has_bf16 = job.gib("activations"), job.has_bf16
-    if job.phase not in ACTIVATION_PHASES or not held or has_bf16 is None or not job.weights_in_fp32:
+    held, copies = job.gib("activations"), (job.parameters or 0) * 2 / GIB
+    if job.phase not in ACTIVATION_PHASES or not held or job.has_bf16 is None or not job.weights_in_fp32:
         return None
-    copies = (job.parameters or 0) * 2 / GIB
-    if not copies or held / 2 <= copies or has_bf16 != (change.key == "arguments.bf16"):
+    if not copies or held / 2 <= copies or job.has_bf16 != (change.key == "arguments.bf16"):
         return None
-    reason = f"{change.reason}; activations hold {held:.2f} GiB, and these copies take {copies:.2f} GiB"
-    return replace(change, reason=reason, at_most_gib=held / 2 - copies)
+    figures = f"activations hold {held:.2f} GiB, and these copies take {copies:.2f} GiB"
+    return _up_to(change, held / 2 - copies, figures)
 
 
-# ---- what lives from step to step: weights, gradients, optimizer states; and the allocator ----
-
-
-@_of("expandable-segments", "empty-cache-steps")
-def _fragmentation(failed: FailedJob, change: Change) -> Change | None:
+def _of_fragments(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
     settings = str(job.hardware.get("allocator_settings") or "").lower().replace(" ", "")
-    is_on = "expandable_segments:true" in settings
+    is_on, cached = "expandable_segments:true" in settings, job.moment.get("fragmentation_gib")
     if job.cause != "fragmentation" or is_on != (change.key == CATALOGUE["empty-cache-steps"].key):
         return None
-    cached = job.moment.get("fragmentation_gib")
-    size = f"{cached:.2f} GiB" if cached is not None else "enough memory"
     if not is_on:
         change = replace(change, key=f"environment.{allocator_variable('cuda', job.version('torch'))}")
-    return replace(change, reason=f"{change.reason}; {size} was cached", at_most_gib=_FIRST)
+    return _up_to(change, _FIRST, f"{f'{cached:.2f} GiB' if cached is not None else 'enough memory'} was cached")
 
 
-def _states(job: RunView) -> float | None:
-    """What the optimizer's states hold, or will hold where the first step is making them."""
-    if job.phase not in STATES_PHASES:
-        return None
-    held = job.gib("optimizer")
-    if job.phase == "optimizer":
-        return max(held or 0.0, job.states_gib_per(_STATES_BYTES) or 0.0) or None
-    return held or None
-
-
-def _small_already(failed: FailedJob) -> bool:
-    return find_optimizer(failed.job.optim).bits == 8 or failed.trace.library in ("bitsandbytes", "torchao")
-
-
-@_of("adamw-8bit")
-def _eight_bit(failed: FailedJob, change: Change) -> Change | None:
-    """Not of a training that resumes: the checkpoint's states are another optimizer's."""
+def _of_eight_bit(failed: FailedJob, change: Change) -> Change | None:
     job, row = failed.job, find_optimizer(failed.job.optim)
-    if failed.resumes or _small_already(failed):
-        return None
-    if not failed.ranked:
-        if job.optim and not job.optim.lower().startswith("adamw"):
-            return None  # Adafactor, LOMO, SGD and the like hold less than 8-bit AdamW, or are another algorithm
-        if failed.uses("diffusers"):
-            return replace(change, key="arguments.use_8bit_adam", value=True, reason=change.reason.partition(",")[0])
-        return change
-    held = _states(job)
+    held = job.gib("optimizer") if job.phase in STATES_PHASES else None
+    if job.phase == "optimizer":  # the first step is making them
+        held = max(held or 0.0, job.states_gib_per(_STATES_BYTES) or 0.0)
     plain = row.algorithm == "AdamW" and row.bits == 32 and not job.optim.endswith(("_xla", "_npu_fused"))
-    if held is None or not plain:
+    if not held or not plain:
         return None
-    saves, basis = _eight_bit_saving(job, held)
-    most = held * (1 - _EIGHT_BIT_BYTES / _STATES_BYTES) if saves is None else saves
-    reason = f"{change.reason}; here they take {held:.2f} GiB"
-    return replace(change, reason=reason, saves_gib=saves, basis=basis, at_most_gib=most)
-
-
-def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | None]:
-    """GiB, if the table of modules has the embeddings, and the measured states are AdamW's in fp32."""
-    embeddings, trainable = job.embedding_parameters, job.trainable
-    measured = job.gib("optimizer")
-    if embeddings is None or trainable is None or not measured or embeddings > trainable:
-        return None, None
-    if abs(measured - trainable * _STATES_BYTES / GIB) > 0.02 * measured:
-        return None, None  # 16-bit states, or states on other devices: the arithmetic does not hold
-    saves = (trainable - embeddings) * (_STATES_BYTES - _EIGHT_BIT_BYTES) / GIB
+    figures, most = f"here they take {held:.2f} GiB", held * (1 - _EIGHT_BIT_BYTES / _STATES_BYTES)
+    trained, embeddings, measured = job.trainable, job.embedding_parameters, job.gib("optimizer")
+    if embeddings is None or trained is None or not measured or embeddings > trained:
+        return _up_to(change, most, figures)
+    if abs(measured - trained * _STATES_BYTES / GIB) > 0.02 * measured:
+        return _up_to(change, most, figures)  # 16-bit states, or on other devices: the arithmetic does not hold
+    saves = (trained - embeddings) * (_STATES_BYTES - _EIGHT_BIT_BYTES) / GIB
     basis = (
-        f"{held:.2f} GiB of states, measured, at 8 bytes a parameter; the {trainable - embeddings:,} of {trainable:,} "
+        f"{held:.2f} GiB of states, measured, at 8 bytes a parameter; the {trained - embeddings:,} of {trained:,} "
         f"parameters that are not embeddings then take {_EIGHT_BIT_BYTES:.2f}"
     )
-    return round(saves, 2), basis
+    return _up_to(replace(change, saves_gib=round(saves, 2), basis=basis), saves, figures)
 
 
-@_of("paged-adamw-8bit")
-def _paged(failed: FailedJob, change: Change) -> Change | None:
-    """Where the states are small already, and that was not enough. Managed memory fails on Windows and WSL2."""
-    job, row = failed.job, find_optimizer(failed.job.optim)
-    change = replace(change, value=paged_form(job.optim))
-    if failed.resumes or not _small_already(failed) or failed.platform in ("Windows", "WSL2"):
-        return None
-    if not failed.ranked:
-        return change
+def _of_paged(failed: FailedJob, change: Change) -> Change | None:
+    row = find_optimizer(failed.job.optim)
     own = (row.algorithm, row.packages, row.bits) == ("AdamW", ("bitsandbytes",), 8)
+    change = replace(change, value=paged_form(failed.job.optim))
     return by_share(failed, change, {"optimizer": 1.0}) if own else None
 
 
-@_of("adamw-fused")
-def _fused_optimizer(failed: FailedJob, change: Change) -> Change | None:
+def _of_fused(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    if not failed.ranked:
-        here = failed.trace.place == "optimizer step" and failed.trace.library == "PyTorch"
-        return change if here and job.optim in ("", "adamw_torch") else None
     weights = job.gib("weights")
     if job.phase != "optimizer" or job.optim != "adamw_torch" or not job.on_cuda:
         return None
     if not weights or not job.trainable or not job.parameters:
         return None
     copy = weights * job.trainable / job.parameters
-    return replace(change, reason=f"{change.reason}; here they have {copy:.2f} GiB", at_most_gib=copy)
+    return _up_to(change, copy, f"here they have {copy:.2f} GiB")
 
 
-@_of("half-weights-frozen")
-def _frozen(failed: FailedJob, change: Change) -> Change | None:
+def _of_frozen(failed: FailedJob, change: Change) -> Change | None:
     """Frozen fp32 weights in 16 bit, if only adapters are trained."""
     job = failed.job
     held, parameters = job.gib("weights"), (job.parameters or 0) - (job.trainable or 0)
@@ -319,249 +402,96 @@ def _frozen(failed: FailedJob, change: Change) -> Change | None:
     if job.phase not in (*STATES_PHASES, "evaluate"):
         return None
     basis = f"{parameters:,} frozen parameters, 2 bytes each instead of 4"
-    reason = f"{change.reason}; here they take {frozen:.2f} GiB"
-    return replace(change, reason=reason, saves_gib=round(frozen / 2, 2), basis=basis, at_most_gib=frozen / 2)
+    change = replace(change, saves_gib=round(frozen / 2, 2), basis=basis)
+    return _up_to(change, frozen / 2, f"here they take {frozen:.2f} GiB")
 
 
-@_of("lora")
-def _lora(failed: FailedJob, change: Change) -> Change | None:
-    if failed.resumes or (failed.ranked and not failed.job.trainable):
-        return None
-    return by_share(failed, change, CATALOGUE["lora"].frees) if failed.ranked else change
-
-
-@_of("qlora")
-def _four_bit(failed: FailedJob, change: Change) -> Change | None:
-    """Not where frames show bitsandbytes' weights, most likely in 4 bit."""
-    return None if failed.uses("quantized weights") and not failed.argument("load_in_8bit") else change
-
-
-@_of("zero2-offload", "zero3-offload-optimizer")
-def _offload(failed: FailedJob, change: Change) -> Change | None:
+def _of_offload(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    if failed.resumes or not failed.ranked:
-        return None if failed.resumes else change
     held, needs = job.model_states, job.states_gib_per(_OFFLOADED_BYTES)
     ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
     if not held or job.phase not in STATES_PHASES or (job.deepspeed and job.stage is None):
         return None
     if needs is None or (ram and needs > ram):
         return None
-    return replace(
-        change, reason=f"{change.reason}; gradients and states hold {held:.2f} GiB there now",
-        cost=f"{change.cost}; here up to {needs:.1f} GiB of RAM", at_most_gib=held,
-    )  # fmt: skip
+    change = replace(change, cost=f"{change.cost}; here up to {needs:.1f} GiB of RAM")
+    return _up_to(change, held, f"gradients and states hold {held:.2f} GiB there now")
 
 
-@_of("zero2", "zero3")
-def _split(failed: FailedJob, change: Change) -> Change | None:
-    """What is split over the GPUs of the job: `zero3` where `zero2` is in use, or where the weights do not load."""
+def _of_split(failed: FailedJob, change: Change) -> Change | None:
+    """`zero3` where `zero2` is in use."""
     job, processes = failed.job, failed.job.run.get("world_size", 1)
-    if not failed.ranked:
-        in_ram = failed.message.memory == "host"
-        return None if failed.message.device_type == "mps" or (in_ram and not failed.uses("DeepSpeed")) else change
     stage = 0 if job.stage is None and not job.deepspeed else job.stage
     held = job.gib("weights") if stage == 2 else job.model_states
     if not job.model_states or not held or processes < 2 or job.phase not in STATES_PHASES or failed.uses("adapters"):
         return None
     if stage is None or stage >= 3 or (stage == 2) != change.value.startswith("zero3"):
         return None
-    reason = f"{change.reason}; each of the {processes} processes now holds a full copy"
-    return replace(change, reason=reason, at_most_gib=held * (1 - 1 / processes))
+    return _up_to(change, held * (1 - 1 / processes), f"each of the {processes} processes now holds a full copy")
 
 
-@_of("zero3-infinity-optimizer")
-def _states_on_disk(failed: FailedJob, change: Change) -> Change | None:
-    """Not proposed where the arguments show no offload."""
-    job, shown = failed.job, failed.uses("offload")
-    if failed.offloads_to_disk or failed.resumes:
-        return None
-    if failed.ranked:
-        takes = f"; they take {job.states_in_ram:.2f} GiB of RAM" if job.states_in_ram else ""
-        return replace(change, reason=change.reason + takes, at_most_gib=4.0) if shown and job.deepspeed else None
-    if job.arguments and not shown and not (failed.uses("DeepSpeed") and isinstance(job.argument("deepspeed"), str)):
-        return None
-    no_deepspeed = failed.platform == "Windows" or failed.message.form in ("windows-commit", "notebook")
-    if no_deepspeed and not shown:
-        return None
-    return change if shown else replace(change, reason=f"if DeepSpeed offloads states to RAM: {change.reason}")
+def _of_infinity(failed: FailedJob, change: Change) -> Change | None:
+    held = failed.job.states_in_ram
+    return _up_to(change, 4.0, f"they take {held:.2f} GiB of RAM" if held else "") if failed.job.deepspeed else None
 
 
-@_of("pageable-states")
-def _pageable_states(failed: FailedJob, change: Change) -> Change | None:
-    return None if failed.job.arguments and not failed.uses("DeepSpeed") else change
-
-
-@_of("unpaged-states")
-def _unpaged(failed: FailedJob, change: Change) -> Change | None:
-    if failed.resumes:
-        return None
-    row = find_optimizer(failed.job.optim)
-    smaller = " (adamw_bnb_8bit: 2 bytes a parameter)" if row.unpaged and row.bits != 8 else ""
-    return replace(change, value=row.unpaged or change.value, reason=change.reason + smaller)
-
-
-# ---- loading and checkpoints ----
-
-
-@_of("one-rank-loads")
-def _one_rank_loads(failed: FailedJob, change: Change) -> Change | None:
-    if failed.uses("FSDP"):
-        return None if failed.message.memory == "host" and failed.uses("DeepSpeed", "ZeRO-3") else change
-    if failed.message.memory == "device" or failed.uses("DeepSpeed", "ZeRO-3"):
-        return None
-    return replace(change, reason=f"{change.reason}; it needs fsdp: full_shard. Or start fewer processes")
-
-
-@_of("layers-over-gpus", "zero3-offload")
-def _several_gpus(failed: FailedJob, change: Change) -> Change | None:
-    return None if failed.message.device_type == "mps" else change
-
-
-@_of("smaller-model")
-def _smaller_model(failed: FailedJob, change: Change) -> Change | None:
-    return replace(change, current=failed.argument("model_name_or_path"))
-
-
-@_of("fresh-optimizer")
-def _fresh_optimizer(failed: FailedJob, change: Change) -> Change | None:
-    return change if failed.resumes else None
-
-
-@_of("zero3-shards")
-def _zero3_shards(failed: FailedJob, change: Change) -> Change | None:
-    if failed.ranked:
-        return replace(change, at_most_gib=2.0) if failed.job.phase == "save" and failed.job.stage == 3 else None
-    return change if failed.trace.library == "DeepSpeed" or failed.uses("ZeRO-3") else None
-
-
-@_of("fsdp-shards")
-def _fsdp_shards(failed: FailedJob, change: Change) -> Change | None:
-    if failed.trace.library == "DeepSpeed" or failed.uses("ZeRO-3"):
-        return None
-    return change if failed.trace.library == "FSDP" or failed.uses("FSDP") else None
-
-
-@_of("save-only-model")
-def _only_model(failed: FailedJob, change: Change) -> Change | None:
-    sharded = failed.job.phase == "save" and failed.uses("DeepSpeed", "FSDP")
-    return (replace(change, at_most_gib=1.0) if sharded else None) if failed.ranked else change
-
-
-@_of("fewer-checkpoints")
-def _fewer_checkpoints(failed: FailedJob, change: Change) -> Change | None:
-    kept = failed.job.count("save_total_limit")
-    return None if kept is not None and kept < 2 else change
-
-
-# ---- evaluation and generation ----
-
-
-def _whole_gpu(job: RunView) -> float:
+def _of_predictions(failed: FailedJob, change: Change) -> Change | None:
     """Without categories, the change to what usually holds most comes first."""
-    return 1.0 + (job.gib("loss") or 0.0)
-
-
-@_of("small-evaluation-batch")
-def _evaluation_batch(failed: FailedJob, change: Change) -> Change | None:
-    if not failed.ranked:
-        return change
-    known = failed.job.phase == "evaluate" and failed.job.count("per_device_eval_batch_size") is not None
-    return replace(change, at_most_gib=0.75 * _whole_gpu(failed.job)) if known else None
-
-
-@_of("eval-accumulation", "preprocess-logits", "loss-only-evaluation")
-def _predictions(failed: FailedJob, change: Change) -> Change | None:
-    """Predictions moved to RAM as the evaluation goes on, made small before they are kept, or not kept."""
     job, name = failed.job, change.key.rpartition(".")[2]
-    moves, drops = name == "eval_accumulation_steps", name == "prediction_loss_only"
-    if not failed.ranked:
-        return replace(change, value="half") if moves and job.count(name) is not None else change
-    if job.phase != "evaluate" or job.keeps_no_predictions:
+    share = {"per_device_eval_batch_size": 0.75, "eval_accumulation_steps": 1.0, "prediction_loss_only": 0.0}
+    most = share.get(name, 0.5) * (1.0 + (job.gib("loss") or 0.0))
+    if job.phase != "evaluate" or (name == "per_device_eval_batch_size" and job.count(name) is None):
         return None
-    if drops:
-        what = " (already so if the Trainer has no compute_metrics)"
-        return replace(change, reason=change.reason + what, at_most_gib=0.0)
-    if job.argument("batch_eval_metrics") or (moves and job.argument(name) is not None):
+    if name != "per_device_eval_batch_size" and job.keeps_no_predictions:
         return None
-    return replace(change, at_most_gib=_whole_gpu(job) / (1 if moves else 2))
-
-
-@_of("vllm-server")
-def _server(failed: FailedJob, change: Change) -> Change | None:
-    return None if failed.argument("vllm_mode") == "server" else change
-
-
-@_of("vllm-over-gpus")
-def _over_gpus(failed: FailedJob, change: Change) -> Change | None:
-    current = failed.job.count("vllm_tensor_parallel_size")
-    return change if current is None else replace(change, value=2 * current)
-
-
-@_of("shorter-answers")
-def _shorter_answers(failed: FailedJob, change: Change) -> Change | None:
-    return replace(change, key="arguments.max_completion_length") if failed.uses("trl") else change
-
-
-# ---- RAM: data, machine ----
-
-_ONE_ARRAY: Final = 16 * GIB
-"""A single request from which the array itself is too large, whatever else is in RAM: half of a small machine's."""
-
-_MOST_MAPS: Final = 8
-"""Processes of a `map` at most: each holds its rows and a copy of the tokenizer."""
-
-
-@_of("fewer-workers")
-def _fewer_workers(failed: FailedJob, change: Change) -> Change | None:
-    workers = failed.job.count("dataloader_num_workers")
-    if failed.ranked:
-        return replace(change, value=workers // 2, current=workers, at_most_gib=3.0) if workers else None
-    if failed.trace.phase is None and (failed.message.requested_bytes or 0) >= _ONE_ARRAY:
+    if (most and name != "per_device_eval_batch_size" and job.argument("batch_eval_metrics")) or (
+        name == "eval_accumulation_steps" and job.argument(name) is not None
+    ):
         return None
-    return change if workers is None else replace(change, value=workers // 2, current=workers) if workers else None
+    return _up_to(change, most, "" if most else "already so if the Trainer has no compute_metrics")
 
 
-@_of("no-workers")
-def _no_workers(failed: FailedJob, change: Change) -> Change | None:
-    return None if failed.job.count("dataloader_num_workers") == 0 else change
+def _of_save(failed: FailedJob, change: Change) -> Change | None:
+    job = failed.job
+    only_model = change.key == CATALOGUE["save-only-model"].key
+    applies = job.deepspeed or job.fsdp if only_model else job.stage == 3
+    return _up_to(change, 1.0 if only_model else 2.0) if job.phase == "save" and applies else None
 
 
-@_of("pageable-batches")
-def _pageable_batches(failed: FailedJob, change: Change) -> Change | None:
-    pinned = failed.argument("dataloader_pin_memory")
-    if failed.ranked:
-        return replace(change, at_most_gib=1.0) if pinned is True and failed.job.on_cuda else None
-    return None if pinned is False else change
+def _of_workers(failed: FailedJob, change: Change) -> Change | None:
+    return _up_to(_workers(failed, change), 3.0) if failed.job.count("dataloader_num_workers") else None
 
 
-@_of("fewer-map-processes")
-def _fewer_map_processes(failed: FailedJob, change: Change) -> Change | None:
-    change = failed.under_name(change, MAP_PROCESSES)
-    current = failed.job.count(change.key.rpartition(".")[2])
-    if current is not None and current > 2 * _MOST_MAPS:
-        change = replace(change, value=_MOST_MAPS, current=current)
-    return None if failed.recorded else change
+def _of_pinned(failed: FailedJob, change: Change) -> Change | None:
+    pinned = failed.argument("dataloader_pin_memory") is True and failed.job.on_cuda
+    return _up_to(change, 1.0) if pinned else None
 
 
-@_of("smaller-map-batches", "streamed-data")
-def _while_mapping(failed: FailedJob, change: Change) -> Change | None:
-    return None if failed.recorded else change
-
-
-@_of("other-processes")
-def _other_processes(failed: FailedJob, change: Change) -> Change | None:
-    tool = tools_of(failed.message.device_type).processes
-    return replace(change, value=tool) if tool else None
-
-
-@_of("more-ram")
-def _more_ram(failed: FailedJob, change: Change) -> Change | None:
-    """Not where the fix for the cause has it, and not for managed memory."""
-    named = failed.message.in_cgroup or failed.message.form in ("kubernetes-node", "bitsandbytes-managed")
-    return None if named else change
-
-
-@_of("more-ram-for-wsl")
-def _more_ram_for_wsl(failed: FailedJob, change: Change) -> Change | None:
-    return change if failed.platform in (None, "WSL2") else None
+ESTIMATES: Final[Mapping[str, Adapt]] = {
+    "global-batch": _of_batch,
+    "shorter-sequences": _of_length,
+    "activation-checkpointing": _of_checkpointing,
+    "sdpa-attention": _of_sdpa,
+    "bf16-autocast": _of_autocast,
+    "fp16-autocast": _of_autocast,
+    "expandable-segments": _of_fragments,
+    "empty-cache-steps": _of_fragments,
+    "adamw-8bit": _of_eight_bit,
+    "paged-adamw-8bit": _of_paged,
+    "adamw-fused": _of_fused,
+    "half-weights-frozen": _of_frozen,
+    "zero2-offload": _of_offload,
+    "zero3-offload-optimizer": _of_offload,
+    "zero2": _of_split,
+    "zero3": _of_split,
+    "zero3-infinity-optimizer": _of_infinity,
+    "small-evaluation-batch": _of_predictions,
+    "eval-accumulation": _of_predictions,
+    "preprocess-logits": _of_predictions,
+    "loss-only-evaluation": _of_predictions,
+    "zero3-shards": _of_save,
+    "save-only-model": _of_save,
+    "fewer-workers": _of_workers,
+    "pageable-batches": _of_pinned,
+}
+"""Else by the row's `frees`; a row without is not proposed from records."""
