@@ -47,7 +47,7 @@ def overview_table() -> str:
 def changes() -> str:
     """Every change that advice may propose: a row each."""
     rows = []
-    for one in CATALOGUE.values():
+    for one in sorted(CATALOGUE.values(), key=lambda one: FAMILIES.index(one.family)):
         if one.settings:
             named = f"[`{one.name}`](techniques/{one.family}.md#{one.name})" if one.apply else f"`{one.name}`"
             shown = assignment(one.key, one.settings[one.key])

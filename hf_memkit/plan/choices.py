@@ -272,15 +272,6 @@ def _sdpa(script: _Script, row: Technique, choice: Alternative) -> Alternative |
     return choice
 
 
-def _fused(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
-    plain = script.own.arguments.optim == "adamw_torch" and not script.own.facts.own_optimizer
-    return choice if plain else ""
-
-
-def _allocator(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
-    return choice if user_settings(script.environment) is None else ""
-
-
 def _precision(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
     own, gpu = script.own, script.machine.gpu
     trained = own.model.trained_dtypes
@@ -306,11 +297,6 @@ def _eight_bit(script: _Script, row: Technique, choice: Alternative) -> Alternat
     if own.facts.own_optimizer or optimizer is None or optimizer.algorithm != "AdamW" or optimizer.bits != 32:
         return "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
     return _not_installed(*row.packages) or choice
-
-
-def _paged(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
-    """As 8-bit AdamW, which says why not."""
-    return choice if isinstance(_eight_bit(script, row, choice), Alternative) else ""
 
 
 def _without_padding(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
@@ -343,12 +329,17 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
     "liger": _liger,
     "chunked-loss": _chunked_loss,
     "sdpa-attention": _sdpa,
-    "adamw-fused": _fused,
-    "expandable-segments": _allocator,
+    "adamw-fused": lambda script, row, choice: (
+        choice if script.own.arguments.optim == "adamw_torch" and not script.own.facts.own_optimizer else ""
+    ),
+    "expandable-segments": lambda script, row, choice: choice if user_settings(script.environment) is None else "",
     "bf16-autocast": _precision,
     "fp16-autocast": _precision,
     "adamw-8bit": _eight_bit,
-    "paged-adamw-8bit": _paged,
+    # 8-bit AdamW says why not.
+    "paged-adamw-8bit": lambda script, row, choice: (
+        choice if isinstance(_eight_bit(script, row, choice), Alternative) else ""
+    ),
     "padding-free": _without_padding,
 }
 """Of rows that need more than their settings."""
