@@ -70,7 +70,8 @@ def _with_current(change: Change, failed: FailedJob) -> Change | None:
         return change
     if change.value in _HALF and isinstance(current, int):
         return replace(change, value=current // 2, current=current) if current >= 2 else None
-    return replace(change, current=current) if current and isinstance(current, str | int | float) else change
+    shown = (int, float) if change.value in _HALF else (str, int, float)
+    return replace(change, current=current) if current and isinstance(current, shown) else change
 
 
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:

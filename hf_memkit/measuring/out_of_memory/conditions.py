@@ -186,7 +186,7 @@ def _chunked_loss(failed: FailedJob, change: Change) -> Change:
 def _eight_bit(failed: FailedJob, change: Change) -> Change:
     if not failed.uses("diffusers"):
         return change
-    return replace(change, key="arguments.use_8bit_adam", value=True, reason=change.reason.partition(",")[0])
+    return replace(change, key="arguments.use_8bit_adam", value=True, reason=change.reason.partition(";")[0])
 
 
 def _fused(failed: FailedJob, change: Change) -> Change | None:

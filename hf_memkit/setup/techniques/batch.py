@@ -15,8 +15,7 @@ from hf_memkit.setup.techniques.registry import technique
 @technique(
     "global-batch",
     family="batch",
-    saves="activations and logits halve with the micro-batch; double gradient_accumulation_steps, so that a step "
-    "sees the same samples",
+    saves="activations and logits halve; double gradient_accumulation_steps, so that a step sees the same samples",
     costs="more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
     settings={"arguments.per_device_train_batch_size": "half"},

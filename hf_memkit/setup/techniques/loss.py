@@ -60,10 +60,8 @@ def chunked_loss(setup: Setup) -> Setup:
 @technique(
     "liger",
     family="loss",
-    saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks; its other kernels keep fewer "
-    "temporaries",
-    costs="the package liger-kernel, which changes classes of transformers; rounding differences; no logits in "
-    "the training output",
+    saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks",
+    costs="the package liger-kernel; rounding differences; no logits in the training output",
     not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: use chunked-loss)",
     proof="gpu",
     packages=("liger_kernel",),

@@ -20,8 +20,8 @@ _PART = "hf_memkit.components.low_bit_adamw"
 @technique(
     "adamw-8bit",
     family="optimizers",
-    saves="AdamW's states take 2 bytes a parameter instead of 8, except for embeddings, which keep 32 bits; "
-    "paged_adamw_8bit also moves them to RAM when the GPU is full",
+    saves="AdamW's states take 2 bytes a parameter instead of 8 (embeddings: 8); paged_adamw_8bit also moves them to "
+    "RAM when the GPU is full",
     costs="8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the "
     "package bitsandbytes",
     not_when="most parameters are embeddings, which Trainer keeps in 32 bits, or the weights are 16-bit",
