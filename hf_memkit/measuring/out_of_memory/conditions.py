@@ -91,6 +91,9 @@ WHEN: Final[Mapping[str, Callable[[FailedJob], object]]] = {
     "qlora": lambda failed: not failed.uses("quantized weights") or failed.argument("load_in_8bit"),
     "layers-over-gpus": lambda failed: failed.message.device_type != "mps",
     "zero3-offload": lambda failed: failed.message.device_type != "mps",
+    "one-rank-loads": lambda failed: (
+        failed.uses("FSDP") if failed.message.memory == "device" else not failed.uses("DeepSpeed", "ZeRO-3")
+    ),
     "pageable-states": lambda failed: failed.uses("DeepSpeed") or not failed.job.arguments,
     "pageable-batches": lambda failed: failed.argument("dataloader_pin_memory") is not False,
     "fresh-optimizer": lambda failed: failed.resumes,
@@ -144,20 +147,6 @@ def _batch(failed: FailedJob, change: Change) -> Change | None:
     return smaller_batch(failed.job, failed.samples / failed.larger_by if failed.larger_by > 1 else None)
 
 
-def _shorter(failed: FailedJob, change: Change) -> Change:
-    if failed.trace.place == "attention":
-        change = replace(change, reason=change.reason.replace("activations and logits grow with it", "attention "
-                                                              "scores grow with its square"))  # fmt: skip
-    return failed.under_name(change, LENGTHS)
-
-
-def _images(failed: FailedJob, change: Change) -> Change:
-    if failed.trace.place == "attention":
-        grow = "attention scores grow with the square of"
-        change = replace(change, reason=change.reason.replace("activations grow with", grow))
-    return failed.under_name(change, PIXELS)
-
-
 def _checkpointing(failed: FailedJob, change: Change) -> Change:
     if failed.uses("FSDP"):  # transformers refuses both switches (trainer.py: "FSDP's activation_checkpointing")
         return replace(change, key="arguments.fsdp_config", value={"activation_checkpointing": True})
@@ -167,12 +156,6 @@ def _checkpointing(failed: FailedJob, change: Change) -> Change:
         name = name_in_version("activation_checkpointing", failed.job.version("transformers"))
         return replace(change, key=f"arguments.{name}")
     return replace(change, reason=f"{change.reason} (before transformers 5.23: gradient_checkpointing)")
-
-
-def _liger(failed: FailedJob, change: Change) -> Change:
-    known = failed.trace.model_type or failed.job.run.get("model_type")
-    models = "" if known else " (Llama, Qwen, Gemma, Mistral and others, not GPT-2)"
-    return replace(change, reason=change.reason + models)
 
 
 def _chunked_loss(failed: FailedJob, change: Change) -> Change:
@@ -193,12 +176,6 @@ def _fused(failed: FailedJob, change: Change) -> Change | None:
     return change if failed.trace.place == "optimizer step" and failed.trace.library == "PyTorch" else None
 
 
-def _unpaged(failed: FailedJob, change: Change) -> Change:
-    row = find_optimizer(failed.job.optim)
-    smaller = " (adamw_bnb_8bit: 2 bytes a parameter)" if row.unpaged and row.bits != 8 else ""
-    return replace(change, value=row.unpaged or change.value, reason=change.reason + smaller)
-
-
 def _zero3(failed: FailedJob, change: Change) -> Change | None:
     in_ram = failed.message.memory == "host" and not failed.uses("DeepSpeed")
     return None if in_ram or failed.message.device_type == "mps" else change
@@ -209,20 +186,8 @@ def _infinity(failed: FailedJob, change: Change) -> Change:
     return change if shown else replace(change, reason=f"if DeepSpeed offloads states to RAM: {change.reason}")
 
 
-def _one_rank_loads(failed: FailedJob, change: Change) -> Change | None:
-    on_gpu, zero = failed.message.memory == "device", failed.uses("DeepSpeed", "ZeRO-3")
-    if failed.uses("FSDP"):
-        return change if on_gpu or not zero else None
-    needs = f"{change.reason}; it needs fsdp: full_shard. Or start fewer processes"
-    return None if on_gpu or zero else replace(change, reason=needs)
-
-
 def _eval_accumulation(failed: FailedJob, change: Change) -> Change:
     return change if failed.job.count("eval_accumulation_steps") is None else replace(change, value="half")
-
-
-def _over_gpus(failed: FailedJob, change: Change) -> Change:
-    return replace(change, value=2 * (failed.job.count("vllm_tensor_parallel_size") or 1))
 
 
 def _workers(failed: FailedJob, change: Change) -> Change:
@@ -238,21 +203,23 @@ def _maps(failed: FailedJob, change: Change) -> Change:
 
 ADAPTED: Final[Mapping[str, Adapt]] = {
     "global-batch": _batch,
-    "shorter-sequences": _shorter,
-    "smaller-images": _images,
+    "shorter-sequences": lambda failed, change: failed.under_name(change, LENGTHS),
+    "smaller-images": lambda failed, change: failed.under_name(change, PIXELS),
     "activation-checkpointing": _checkpointing,
-    "liger": _liger,
     "chunked-loss": _chunked_loss,
     "adamw-8bit": _eight_bit,
     "adamw-fused": _fused,
     "paged-adamw-8bit": lambda failed, change: replace(change, value=paged_form(failed.job.optim)),
-    "unpaged-states": _unpaged,
+    "unpaged-states": lambda failed, change: replace(
+        change, value=find_optimizer(failed.job.optim).unpaged or change.value
+    ),
     "zero3": _zero3,
     "zero3-infinity-optimizer": _infinity,
-    "one-rank-loads": _one_rank_loads,
     "smaller-model": lambda failed, change: replace(change, current=failed.argument("model_name_or_path")),
     "eval-accumulation": _eval_accumulation,
-    "vllm-over-gpus": _over_gpus,
+    "vllm-over-gpus": lambda failed, change: replace(
+        change, value=2 * (failed.job.count("vllm_tensor_parallel_size") or 1)
+    ),
     "shorter-answers": lambda failed, change: (
         replace(change, key="arguments.max_completion_length") if failed.uses("trl") else change
     ),
@@ -430,11 +397,6 @@ def _of_split(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, held * (1 - 1 / processes), f"each of the {processes} processes now holds a full copy")
 
 
-def _of_infinity(failed: FailedJob, change: Change) -> Change | None:
-    held = failed.job.states_in_ram
-    return _up_to(change, 4.0, f"they take {held:.2f} GiB of RAM" if held else "") if failed.job.deepspeed else None
-
-
 def _of_predictions(failed: FailedJob, change: Change) -> Change | None:
     """Without categories, the change to what usually holds most comes first."""
     job, name = failed.job, change.key.rpartition(".")[2]
@@ -458,15 +420,6 @@ def _of_save(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, 1.0 if only_model else 2.0) if job.phase == "save" and applies else None
 
 
-def _of_workers(failed: FailedJob, change: Change) -> Change | None:
-    return _up_to(_workers(failed, change), 3.0) if failed.job.count("dataloader_num_workers") else None
-
-
-def _of_pinned(failed: FailedJob, change: Change) -> Change | None:
-    pinned = failed.argument("dataloader_pin_memory") is True and failed.job.on_cuda
-    return _up_to(change, 1.0) if pinned else None
-
-
 ESTIMATES: Final[Mapping[str, Adapt]] = {
     "global-batch": _of_batch,
     "shorter-sequences": _of_length,
@@ -484,14 +437,20 @@ ESTIMATES: Final[Mapping[str, Adapt]] = {
     "zero3-offload-optimizer": _of_offload,
     "zero2": _of_split,
     "zero3": _of_split,
-    "zero3-infinity-optimizer": _of_infinity,
+    "zero3-infinity-optimizer": lambda failed, change: (
+        _up_to(change, 4.0, f"they take {failed.job.states_in_ram:.2f} GiB of RAM") if failed.job.deepspeed else None
+    ),
     "small-evaluation-batch": _of_predictions,
     "eval-accumulation": _of_predictions,
     "preprocess-logits": _of_predictions,
     "loss-only-evaluation": _of_predictions,
     "zero3-shards": _of_save,
     "save-only-model": _of_save,
-    "fewer-workers": _of_workers,
-    "pageable-batches": _of_pinned,
+    "fewer-workers": lambda failed, change: (
+        _up_to(_workers(failed, change), 3.0) if failed.job.count("dataloader_num_workers") else None
+    ),
+    "pageable-batches": lambda failed, change: (
+        _up_to(change, 1.0) if failed.argument("dataloader_pin_memory") is True and failed.job.on_cuda else None
+    ),
 }
 """Else by the row's `frees`; a row without is not proposed from records."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import documentation
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import technique
+
+_OFFERED: Final = {
+    "logits": 3, "attention": 2, "recomputation": 1, "larger than the GPU": 1, "one large tensor": 1, "anything": 1,
+    "host/forward": 1,
+}  # fmt: skip
 
 
 @technique(
@@ -21,15 +26,7 @@ from hf_memkit.setup.techniques.registry import technique
     settings={"arguments.per_device_train_batch_size": "half"},
     slows=True,
     frees={"activations": 0.5, "loss": 0.5},
-    offered={
-        "logits": 3,
-        "attention": 2,
-        "recomputation": 1,
-        "larger than the GPU": 1,
-        "one large tensor": 1,
-        "anything": 1,
-        "host/forward": 1,
-    },
+    offered=_OFFERED,
 )
 def global_batch(setup: Setup) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.

@@ -106,8 +106,8 @@ def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) 
 
 advice(
     "one-rank-loads", "loading", {"arguments.fsdp_config": {"cpu_ram_efficient_loading": True}},
-    "one rank loads the weights in RAM and each GPU gets its share, instead of a copy for each process; make "
-    "TrainingArguments before from_pretrained, and set no device_map",
+    "with fsdp: full_shard, one rank loads the weights in RAM and each GPU gets its share, instead of a copy for each "
+    "process; make TrainingArguments before from_pretrained, and set no device_map. Or start fewer processes",
     "nothing on a model that from_pretrained loads",
     offered={"load": 3, "host/load": 3},
 )  # fmt: skip

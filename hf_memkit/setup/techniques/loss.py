@@ -60,7 +60,8 @@ def chunked_loss(setup: Setup) -> Setup:
 @technique(
     "liger",
     family="loss",
-    saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks",
+    saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks (Llama, Qwen, Gemma, Mistral and "
+    "others, not GPT-2)",
     costs="the package liger-kernel; rounding differences; no logits in the training output",
     not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: use chunked-loss)",
     proof="gpu",

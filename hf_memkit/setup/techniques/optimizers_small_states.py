@@ -282,7 +282,7 @@ def apollo_layerwise(setup: Setup) -> Setup:
 
 advice(
     "unpaged-states", "optimizers", {"arguments.optim": "adamw_bnb_8bit"},
-    "its states lie in the GPU's own memory",
+    "its states lie in the GPU's own memory (adamw_bnb_8bit: 2 bytes a parameter)",
     "the states must fit on the GPU",
     offered={"host/managed memory": 1},
 )  # fmt: skip

@@ -187,14 +187,17 @@ _LENGTH: Final = {
 
 advice(
     "shorter-sequences", "sequences", {"data.max_length": "half"},
-    "all texts of a batch are padded to its longest, and activations and logits grow with it",
+    "all texts of a batch are padded to its longest; activations and logits grow with it, attention scores with its "
+    "square",
     "longer texts are truncated; the model does not learn from the rest",
     group="another method", frees={"activations": 0.5, "loss": 0.5}, offered=_LENGTH,
     unless=("diffusers", "vision tower"),
 )  # fmt: skip
 advice(
     "smaller-images", "sequences", {"processor.max_pixels": "half"},
-    "in the vision tower, activations grow with an image's pixels, whatever the length of the text", "coarser images",
+    "in the vision tower, activations grow with an image's pixels and attention scores with their square, whatever "
+    "the length of the text",
+    "coarser images",
     group="another method", offered=_LENGTH, only_with=("vision tower",), unless=("diffusers",),
 )  # fmt: skip
 advice(
