@@ -137,9 +137,9 @@ def title_of(setup: Setup) -> str:
 
 def batch_of(setup: Setup) -> str:
     """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
-    from hf_memkit.recipes.by_data import padded
+    from hf_memkit.recipes.by_data import padded_columns
 
-    longest = "up to " if "data.task" in setup and padded(setup) else ""
+    longest = "up to " if "data.task" in setup and padded_columns(setup) else ""
     return f"{setup.micro_batch_size} × {longest}{setup.sequence_length} tokens"
 
 

@@ -22,7 +22,7 @@ from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.units import GB, GIB
 from hf_memkit.common.user_files import user_path
-from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unknown_ways, zero_traffic
+from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodelled_keys, zero_traffic
 from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.plan.judgement import Judged
 from hf_memkit.prediction.from_script import shapes
@@ -80,7 +80,7 @@ class Pricing:
         gpu, given = machine.gpu, given or _NOTHING_GIVEN
         assert gpu is not None
         cores = given.cores or (_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
-        host = given.over(measured_host() if gpu.here else assumed_host(cores))
+        host = given.overridden_on(measured_host() if gpu.here else assumed_host(cores))
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
             return cls(given.over_pcie(rates), gpu.capability, "", host, given=given)
@@ -153,7 +153,7 @@ def priced(judged: Judged, work: Work, training: TracedTraining, pricing: Pricin
     forward_s = step.forward_s
     step = _with_others(step, judged, training, pricing, gpus=gpus)
     step = _with_paging(step, judged, training, pricing)
-    if said := pricing.given.said():
+    if said := pricing.given.describe():
         step = replace(step, rests_on=(said, *step.rests_on))
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
@@ -214,7 +214,7 @@ def _with_others(step: StepTime, judged: Judged, training: TracedTraining, prici
             config, model, frozen, gpus=gpus, accumulation=accumulation,
             recomputes=bool(training.arguments.activation_checkpointing),
         )  # fmt: skip
-        unknown = (*unknown, *unknown_ways(config))
+        unknown = (*unknown, *unmodelled_keys(config))
         # The engine is not traced, and what is in its place has no states.
         optimizer_s = _ADAM_BYTES * model.parameters / (pricing.rates.achievable_memory_gb_per_s.value * GB)
     if traffic is None:
@@ -233,10 +233,10 @@ def _with_others(step: StepTime, judged: Judged, training: TracedTraining, prici
     rows = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
     if any(row.name == ADAM for row in traffic.rows):
         given = pricing.given.cores is not None and pricing.given.ram_gb_per_s is not None
-        rows.append(pricing.host.said_of_cpu() + ("" if given else _SAY_CPU))
+        rows.append(pricing.host.describe_cpu() + ("" if given else _SAY_CPU))
     read, written = (sum(row.moved_bytes for row in traffic.rows if row.link == link) for link in ("read", "write"))
     if read or written:
-        rows.append(pricing.host.said_of_disk(read, written))
+        rows.append(pricing.host.describe_disk(read, written))
         # What the script swaps itself it swaps in every setup: an assumed disk ranks these as well.
         if not pricing.host.knows_disk and any(each.engine for each in judged.candidate.choices):
             unknown = (*unknown, _DISK)

@@ -12,8 +12,8 @@ from hf_memkit.catalog.models import (
     ModelFacts,
     Origin,
     describe,
+    gated_message,
     hub_reachable,
-    of_gated,
     quiet_transformers,
     refuse_absent,
 )
@@ -90,7 +90,7 @@ def look_at(
                 f"--trust-remote-code"
             ) from None
         if "gated repo" in str(error).lower():
-            raise InputError(of_gated(name)) from None
+            raise InputError(gated_message(name)) from None
         known = built_in(name) if origin == "hub" else None
         if known is None:
             facts = describe(name, use_hub=use_hub)  # tells what is wrong

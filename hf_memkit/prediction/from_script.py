@@ -83,7 +83,7 @@ def predict_script(
         if arguments:
             raise InputError("arguments: the UserScript has its own; omit arguments")
     else:
-        script = UserScript.found(str(script), arguments)
+        script = UserScript.at(str(script), arguments)
     machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
     other = find_environment(python) if python is not None else None
     try:

@@ -144,7 +144,7 @@ def read_command(
         raise InputError(f"{' '.join(rest[:2])}: {found.error}{_instead(name, rest[1:2], found.error)}")
     rest, script = list(found.command) or rest, found.script
     if not script.is_module:
-        UserScript.found(script.target)
+        UserScript.at(script.target)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     each = len(visible.split(",")) if found.gpus is None and visible else found.gpus
     before = rest[: found.at]
@@ -218,4 +218,4 @@ def _of_python(words: list[str]) -> tuple[list[str], UserScript]:
         at += 1
     if at >= len(words) or words[at].startswith("-"):
         raise InputError(f"{' '.join(words)}: no script in this command; write python train.py or python -m MODULE")
-    return words[:at], UserScript.found(words[at], words[at + 1 :])
+    return words[:at], UserScript.at(words[at], words[at + 1 :])

@@ -1,6 +1,6 @@
 """What a setup will need before it is run. In: what a trace and a replay gave. Out: plain data.
 
-`Prediction(…).judged(machine)` adds the verdict. The JSON has the names of docs/design.md, "A prediction".
+`Prediction(…).judged(machine)` adds the verdict. The JSON has the names of docs/reference.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from hf_memkit.common.units import format_size
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.recipes.schema import Recipe
 from hf_memkit.recipes.settings import refuse_wrong
-from hf_memkit.recipes.stored_predictions import length_beforehand, predicted_beforehand
+from hf_memkit.recipes.stored_predictions import stored_length, stored_prediction
 from hf_memkit.recipes.tasks import find_task
 from hf_memkit.recipes.variant import MULTIPLE, Candidate
 from hf_memkit.setup.build.packages import missing_package
@@ -55,7 +55,7 @@ def stored_or(judge: Judge | None, recipe: Recipe) -> Judge:
 
     def stored_first(setup: Setup) -> Prediction:
         try:
-            return predicted_beforehand(recipe, setup)
+            return stored_prediction(recipe, setup)
         except InputError:
             if judge is None:
                 raise
@@ -216,7 +216,7 @@ def _longest(candidate: Candidate, judge: Judge) -> _Judged:
     shortest, usable = candidate.recipe.sequence_length, candidate.usable_bytes
     longest = candidate.model.maximum_length or shortest
     best: tuple[int, _Judged] | None = None
-    length = min(longest, length_beforehand(candidate.recipe, candidate.setup()))
+    length = min(longest, stored_length(candidate.recipe, candidate.setup()))
     last = _judged(replace(candidate, length=length), judge, must=True)
     seen = {length: last}
     while last.prediction is not None:

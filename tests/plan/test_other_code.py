@@ -103,7 +103,7 @@ def folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(UserScript.found("train.py", arguments), MACHINE, os.environ)
+    return ScriptTraces(UserScript.at("train.py", arguments), MACHINE, os.environ)
 
 
 def training(traced: TraceFile) -> TracedTraining:
@@ -135,7 +135,7 @@ def worker() -> Iterator[Worker]:
 
 def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
     """The figures of the script as it is now."""
-    request = script_request(UserScript.found("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
+    request = script_request(UserScript.at("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
     found = asked(worker, replace(request, for_plan=True, overrides=overrides))
     assert found.training is not None, found
     return figures(found.training)

@@ -112,7 +112,7 @@ def test_with_its_speed_a_disk_has_a_time_and_the_real_folder(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
     machine, host = described_machine("T4", "1000MiB", "64GB", None), replace(ALL, nvme_path="/not here")
-    (found,) = plan_gpus(UserScript.found("train.py", OWN), [machine], PlanRequest(host=host))
+    (found,) = plan_gpus(UserScript.at("train.py", OWN), [machine], PlanRequest(host=host))
     disk = (each for each in found.traced if "zero3-infinity" in each.candidate.name)
     swapped = min(disk, key=lambda each: not each.fits)
     assert swapped.fits and swapped.swaps and swapped.is_priced and swapped.step_time is not None

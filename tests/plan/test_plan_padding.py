@@ -122,7 +122,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraces]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("sft"))
         Path("train.py").write_text(SCRIPT)
-        with ScriptTraces(UserScript.found("train.py", (json.dumps(OWN), "{}")), L4, os.environ) as made:
+        with ScriptTraces(UserScript.at("train.py", (json.dumps(OWN), "{}")), L4, os.environ) as made:
             made.start()
             yield made
 
@@ -145,7 +145,7 @@ def test_it_is_what_the_script_gives_with_these_settings(traces: ScriptTraces, o
     assert said.before == ("pip install flash-attn  # or kernels",) and "max_length: null" in said.yaml
     fields = json.dumps({**OWN, "padding_free": True, "max_length": None})
     options = json.dumps({"attn_implementation": "flash_attention_2"})
-    with ScriptTraces(UserScript.found("train.py", (fields, options)), L4, os.environ) as made:
+    with ScriptTraces(UserScript.at("train.py", (fields, options)), L4, os.environ) as made:
         made.start()
         by_hand = made.of(Overrides()).outcome().training
     assert free is not None and by_hand is not None and free.facts.padding.is_left_out

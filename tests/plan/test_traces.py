@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(UserScript.found("train.py", arguments), described_machine("T4", None, None, None), os.environ)
+    return ScriptTraces(UserScript.at("train.py", arguments), described_machine("T4", None, None, None), os.environ)
 
 
 def training(traced: TraceFile) -> TracedTraining:
@@ -215,7 +215,7 @@ def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares:
     """Would notice: a contrastive loss of the user's own in smaller micro-batches, which is another loss; a classifier
     that is held fast because it has as many classes as rows."""
     (folder / "train.py").write_text(PAIRS.replace("COMPARES", str(compares)))
-    script = UserScript.found("train.py", ("--output_dir", "out", "--per_device_train_batch_size", "8"))
+    script = UserScript.at("train.py", ("--output_dir", "out", "--per_device_train_batch_size", "8"))
     (found,) = plan_gpus(script, [described_machine("T4", None, None, None)])
     sizes = {each.candidate.micro_batch_size for each in found.compared}
     if compares:
@@ -247,7 +247,7 @@ def test_traces_are_kept_by_training(folder: Path, monkeypatch: pytest.MonkeyPat
 
     def notes() -> tuple[str, ...]:
         machine = described_machine("T4", None, None, None)
-        with ScriptTraces(UserScript.found("train.py", OWN), machine, os.environ, keeps=True) as made:
+        with ScriptTraces(UserScript.at("train.py", OWN), machine, os.environ, keeps=True) as made:
             made.start()
             made.of(Overrides())
             return training(made.of(HALF)).notes

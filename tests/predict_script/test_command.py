@@ -28,7 +28,7 @@ from hf_memkit.cli import main
 from hf_memkit.cli import predict_script as predict_script_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.run.script import _words
+from hf_memkit.run.script import _predict_arguments
 from tests.conftest import ROOT
 
 TINY = """
@@ -193,7 +193,7 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
 def test_nothing_is_looked_for_where_that_is_not_wanted(run: Run) -> None:
     """Would notice: `memkit run --predict`, which asks so, that waits for a search before it trains."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
-    asked = _words(UserScript("train.py", arguments=("--x",)), "--json", "--no-search")
+    asked = _predict_arguments(UserScript("train.py", arguments=("--x",)), "--json", "--no-search")
     assert asked == ["predict", "--json", "--no-search", "train.py", "--", "--x"]
     code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--no-search", "--json"))
     assert code == 1 and json.loads(out)["try_next"] is None and "looking for" not in said

@@ -45,8 +45,8 @@ def made(**changes: Any) -> Prediction:
     return Prediction(**{**values, **changes})
 
 
-def names_in_the_design() -> set[str]:
-    text = (ROOT / "docs" / "design.md").read_text()
+def names_in_the_reference() -> set[str]:
+    text = (ROOT / "docs" / "reference.md").read_text()
     sentence = re.search(r"A prediction: (`peak_allocated_gib`.*?)\n\n", text, re.DOTALL)
     assert sentence is not None
     return set(re.findall(r"`([a-z_]+)`", sentence[1])) - {"fits", "tight"}
@@ -60,9 +60,9 @@ def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
     assert str(made()).startswith("NO VERDICT")
 
 
-def test_json_has_the_names_of_the_design() -> None:
+def test_json_has_the_names_of_the_reference() -> None:
     told = made().judged(MACHINE).to_json()
-    named = names_in_the_design()
+    named = names_in_the_reference()
     assert named <= set(told)
     assert set(told) - named <= {"why", "source"}
     assert list(told["categories"]) == [f"{name}_gib" for name in CATEGORIES], "as in a step record"

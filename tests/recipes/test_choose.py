@@ -85,9 +85,9 @@ def test_the_cheapest_checkpointing_that_is_predicted_to_fit(
     chooses: Recipe, machine: Machine, usable: int, chosen: str, tried: int
 ) -> None:
     judge = Judging()
-    setup, found = choose(chooses, with_gpu_of(machine, usable * GIB), Request(), use_hub=False, judge=judge)
+    setup, result = choose(chooses, with_gpu_of(machine, usable * GIB), Request(), use_hub=False, judge=judge)
     assert judge.asked == [("resident", kind) for kind in list(PEAKS)[:tried]], "the first that fits ends the search"
-    assert found is not None and found.verdict == "fits" and not setup.problems
+    assert result is not None and result.verdict == "fits" and not setup.problems
     assert (chosen in setup.techniques) is (chosen != "none")
     (note,) = [note for note in setup.notes if note.startswith("Activation checkpointing")]
     assert f"{chosen}, the first that is predicted to fit" in note and ("Also tried: none" in note) is (tried == 2)
@@ -96,13 +96,13 @@ def test_the_cheapest_checkpointing_that_is_predicted_to_fit(
 
 def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recipe, machine: Machine) -> None:
     small, judge = with_gpu_of(machine, 15 * GIB), Judging()
-    chosen, found = choose(chooses, small, Request(), use_hub=False, judge=judge)
-    assert chosen.preset == "lora" and found is not None
+    chosen, result = choose(chooses, small, Request(), use_hub=False, judge=judge)
+    assert chosen.preset == "lora" and result is not None
     assert chosen.why.startswith("the first variant that fits (predicted: fits: peak ")
     ((name, why),) = chosen.rejected
     assert name == "resident" and "does not fit: peak" in why
-    named, found = choose(chooses, small, Request(variant="resident"), use_hub=False, judge=judge)
-    assert found is not None and found.verdict == "does not fit"
+    named, result = choose(chooses, small, Request(variant="resident"), use_hub=False, judge=judge)
+    assert result is not None and result.verdict == "does not fit"
     assert named.problems and nearest_that_fits(chooses, named, use_hub=False, judge=judge) == "lora"
     with pytest.raises(
         DoesNotFitError, match=r"no variant of small is predicted to fit this machine: resident .*; lo"
@@ -110,19 +110,19 @@ def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recip
         choose(chooses, with_gpu_of(machine, 5 * GIB), Request(), use_hub=False, judge=judge)
 
 
-def test_what_cannot_fit_is_not_traced_and_says_so(chooses: Recipe, machine: Machine) -> None:
+def test_a_size_that_cannot_fit_is_not_traced_and_noted(chooses: Recipe, machine: Machine) -> None:
     """With `auto` nothing of it is; a variant that was asked for is traced with the last of its kinds."""
     tiny, judge = with_gpu_of(machine, GIB // 16), Judging()
     with pytest.raises(DoesNotFitError, match=r"resident needs at least .* by formula, \d+% above .*: not traced"):
         choose(chooses, tiny, Request(), use_hub=False, judge=judge)
     assert "resident" not in {variant for variant, _ in judge.asked}
     judge = Judging()
-    named, found = choose(chooses, tiny, Request(variant="resident"), use_hub=False, judge=judge)
+    named, result = choose(chooses, tiny, Request(variant="resident"), use_hub=False, judge=judge)
     assert judge.asked == [("resident", "activation-checkpointing")]
-    assert found is not None and named.problems
+    assert result is not None and named.problems
 
 
-def test_what_the_machine_lacks_beside_the_gpu_needs_no_trace(chooses: Recipe, machine: Machine) -> None:
+def test_shortages_other_than_the_gpu_s_need_no_trace(chooses: Recipe, machine: Machine) -> None:
     judge = Judging()
     with pytest.raises(DoesNotFitError, match="of RAM by formula"):
         choose(chooses, machine.with_ram(2 * GIB), Request(), use_hub=False, judge=judge)
@@ -164,22 +164,22 @@ def test_a_variant_that_the_gpu_refuses_gives_way(chooses: Recipe, machine: Mach
     card = with_gpu_of(machine, 64 * GIB)
     chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=judge)
     assert chosen.preset == "lora" and chosen.rejected == (("resident", "stops in its first step"),)
-    by_name, found = choose(chooses, card, Request(variant="resident"), use_hub=False, judge=judge)
-    assert found is None and "stops in its first step" in by_name.problems
+    by_name, result = choose(chooses, card, Request(variant="resident"), use_hub=False, judge=judge)
+    assert result is None and "stops in its first step" in by_name.problems
 
 
-def test_what_nobody_can_predict_is_not_said_to_fit(chooses: Recipe, machine: Machine) -> None:
+def test_an_unpredictable_setup_is_not_reported_to_fit(chooses: Recipe, machine: Machine) -> None:
     """A variant that is predicted to fit comes before one of which nothing is known, and that before none at all."""
 
     def judge(setup: Setup) -> Prediction:
         return made_up(10 * GIB, "fits") if setup.preset == "lora" else unjudged(setup)
 
     card = with_gpu_of(machine, 64 * GIB)
-    chosen, found = choose(chooses, card, Request(), use_hub=False, judge=judge)
-    assert chosen.preset == "lora" and found is not None
+    chosen, result = choose(chooses, card, Request(), use_hub=False, judge=judge)
+    assert chosen.preset == "lora" and result is not None
     ((name, why),) = chosen.rejected
     assert name == "resident" and why.startswith("not predicted")
-    unknown, found = choose(chooses, card, Request(), use_hub=False, judge=unjudged)
-    assert unknown.preset == "resident" and found is None and "not predicted" in unknown.why
+    unknown, result = choose(chooses, card, Request(), use_hub=False, judge=unjudged)
+    assert unknown.preset == "resident" and result is None and "not predicted" in unknown.why
     with pytest.raises(DoesNotFitError, match="at least"):
         choose(chooses, with_gpu_of(machine, GIB // 64), Request(), use_hub=False, judge=unjudged)

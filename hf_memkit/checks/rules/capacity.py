@@ -1,4 +1,4 @@
-"""GPU, RAM, page-locked memory and disk against what the config needs by formula."""
+"""GPU, RAM, page-locked memory and disk against the config's needs by formula."""
 
 from __future__ import annotations
 

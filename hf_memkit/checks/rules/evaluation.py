@@ -81,7 +81,7 @@ def _names(subject: Subject) -> list[str]:
 
 
 @any_job.warning(
-    why="predict() must return the logits of the whole test set and keeps them, whatever batch_eval_metrics is",
+    why="predict() must return the logits of the whole test set and keeps them, even with batch_eval_metrics",
     fix="call evaluate() on the test set, or give Trainer a preprocess_logits_for_metrics that shrinks the logits",
     source='transformers 5.23.0: trainer.py 2968, 2978, 2983 (description == "Prediction")',
     techniques=("streamed-metrics",),
@@ -155,12 +155,12 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
 
 
 def cache_bytes(
-    config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int, each: int = 2
+    config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int, number_bytes: int = 2
 ) -> int:
-    """Bytes of the keys and values that generation keeps at its last token, with `each` a number: each beam has its
-    own cache (transformers 5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`), and reordering
+    """Bytes of the keys and values that generation keeps at its last token, `number_bytes` each. Each beam has its own
+    cache (transformers 5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`), and reordering
     beams copies one layer's share on top. Without head counts in `config` all of `width` is kept."""
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     head_width = int(config.get("head_dim") or width // heads)
     kept = int(config.get("num_key_value_heads") or heads)  # grouped-query models have fewer
-    return 2 * each * batch * beams * tokens * layers * kept * head_width
+    return 2 * number_bytes * batch * beams * tokens * layers * kept * head_width

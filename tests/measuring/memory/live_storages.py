@@ -58,9 +58,9 @@ class LiveStorages(TorchDispatchMode):
 
     def end_step(self) -> dict[str, int]:
         """What lived at the highest point since the last call, by label."""
-        found, self.step_high = self.at_step_high, self.allocated
+        highest, self.step_high = self.at_step_high, self.allocated
         self.at_step_high = dict(self.live)
-        return found
+        return highest
 
     def read(self) -> dict[str, float]:
         return {"allocated_gib": self.allocated / GIB, "reserved_gib": self.allocated / GIB}

@@ -34,7 +34,7 @@ from hf_memkit.common.socket_paths import short_address
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.libraries.adapters import chunk_losses, give_adapters, made_at, with_adapters
 from hf_memkit.prediction.trace.request import EARLY, LATE, ForkEnded, ForkRequest
-from hf_memkit.setup.live_arguments import Reads, changed
+from hf_memkit.setup.live_arguments import FieldReads, change_fields
 from hf_memkit.setup.script_overrides import Overrides
 
 
@@ -46,7 +46,7 @@ class Forks:
 
     folder: Path
     begin: Callable[[Path], None]
-    reads: Reads
+    reads: FieldReads
     folder_begins: Callable[[Any], None]
     _asked: Overrides | None = field(default=None, init=False)
     _prepares: bool = field(default=False, init=False)
@@ -146,7 +146,7 @@ class Forks:
                             chunk_losses()
                         self.begin(Path(request.result))
                         if arguments is not None and asked_for.arguments:
-                            changed(arguments, asked_for.arguments)
+                            change_fields(arguments, asked_for.arguments)
                         return asked_for
                     watched = os.pidfd_open(process)
                     running[watched] = (process, request.result)

@@ -60,10 +60,10 @@ from hf_memkit.setup.setup import Setup
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where it called `train()`."""
     _enter_its_world(request)
-    differs: list[str] = []
+    differences: list[str] = []
     overrides = request.overrides or Overrides()
     if request.overrides is not None:
-        install(overrides, differs=differs.append)
+        install(overrides, on_difference=differences.append)
     if overrides.adapter:
         adapters_from_its_first_line(overrides.adapter)
     out = _Result(result)
@@ -95,7 +95,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         found = traced_training(
             trainer, train, tracer, fake, evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        return Outcome(replace(found, notes=(*found.notes, *differs)))
+        return Outcome(replace(found, notes=(*found.notes, *differences)))
 
     loops = OwnLoops()
     library = None

@@ -23,7 +23,7 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, name_in_version
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.measuring.memory.holdings import carried_by
+from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.gpu.cuda_questions import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import become
@@ -407,7 +407,7 @@ def _weights(device_type: str) -> list[torch.Tensor]:
             if type(parameter) is torch.nn.Parameter and is_traced() and device_type == "cpu":
                 become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
         parameters = [each for each in module._parameters.values() if each is not None]
-        scales = [each for parameter in parameters for each in carried_by(parameter)]
+        scales = [each for parameter in parameters for each in attached_tensors(parameter)]
         found += [*parameters, *scales, *(each for each in module._buffers.values() if each is not None)]
     return found
 

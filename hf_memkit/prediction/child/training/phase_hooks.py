@@ -17,7 +17,7 @@ from transformers import GenerationMixin, TrainerCallback
 
 from hf_memkit.common.terms import Category, Phase
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
-from hf_memkit.measuring.memory.holdings import carried_by
+from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
 from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.measuring.memory.phases import PhaseTracker
@@ -64,7 +64,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         for parameter in model.parameters():
-            self._tracer.label((parameter, *carried_by(parameter)), "weights")
+            self._tracer.label((parameter, *attached_tensors(parameter)), "weights")
         self._tracer.label(model.buffers(), "weights")
         self._names = {id(module): name for name, module in model.named_modules()}
         hooks = self._hooks = HookSet(model, self._guard)
