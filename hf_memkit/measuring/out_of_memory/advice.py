@@ -63,10 +63,14 @@ def change_for(row: Technique, failed: FailedJob) -> Change | None:
 
 
 def _with_current(change: Change, failed: FailedJob) -> Change | None:
-    """The change with the present value, and with half of it where it asks for that; None below 2."""
+    """The change with the present value, and with half of it where it asks for that; None below 2, and if it is on."""
     section, _, name = change.key.partition(".")
     current = failed.argument(name)
-    if section != "arguments" or change.current is not None or isinstance(current, bool):
+    if section != "arguments" or change.current is not None:
+        return change
+    if current == change.value:
+        return None
+    if isinstance(current, bool):
         return change
     if change.value in _HALF and isinstance(current, int):
         return replace(change, value=current // 2, current=current) if current >= 2 else None
