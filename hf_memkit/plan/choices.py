@@ -64,8 +64,8 @@ _FREE: Final = ("attention", "optimizer")
 
 def _rows(slot: str) -> list[Technique]:
     """The techniques of a slot, from the fastest to the leanest; of "", those that no plan has."""
-    found = [(row.planned.turn, row) for row in CATALOGUE.values() if row.planned and row.planned.slot == slot]
-    return [row for _, row in sorted(found, key=lambda each: each[0])]
+    turns = [(row.planned.turn, row) for row in CATALOGUE.values() if row.planned and row.planned.slot == slot]
+    return [row for _, row in sorted(turns, key=lambda each: each[0])]
 
 
 def alternative(row: Technique, **changes: Any) -> Alternative:
@@ -120,23 +120,23 @@ def choices_for(
         "engine": lambda: [None, *_engines(script, left_out, nvme_path)],
         "method": lambda: [None, *_methods(script, also, left_out)],
     }
-    found = {slot: special[slot]() if slot in special else _tried(slot, script, left_out) for slot in _SLOTS}
-    if len(found["loss"]) > 1:
-        found["loss with code"] = [None]  # a fused loss needs no code
+    ways = {slot: special[slot]() if slot in special else _tried(slot, script, left_out) for slot in _SLOTS}
+    if len(ways["loss"]) > 1:
+        ways["loss with code"] = [None]  # a fused loss needs no code
     left_out |= IN_NO_PLAN
-    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in found.items()}
+    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in ways.items()}
 
 
 def _tried(slot: str, script: _Script, left_out: LeftOut) -> list[Alternative | None]:
-    found: list[Alternative | None] = []
+    choices: list[Alternative | None] = []
     for row in _rows(slot):
         choice = alternative(row)
         made = _CONDITIONS.get(row.name, _unless_set)(script, row, choice)
         if isinstance(made, Alternative):
-            found.append(made)
+            choices.append(made)
         elif made:
             left_out[choice.name] = made
-    return found or [None] if slot in _FREE else [None, *found]
+    return choices or [None] if slot in _FREE else [None, *choices]
 
 
 def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alternative]:
@@ -183,14 +183,14 @@ def of_batch(batch: BatchEffects) -> tuple[Group, str]:
         )
     if batch.late_batch:
         return "another method", "the script sets its batch after it creates its Trainer"
-    said = []
+    effects = []
     if batch.batch_norm:
-        said.append("batch normalisation takes its statistics from another micro-batch")
+        effects.append("batch normalisation takes its statistics from another micro-batch")
     if batch.mean_of_micro_batches:
-        said.append("the loss is the mean of the micro-batches' means, which weighs rows by their micro-batch")
+        effects.append("the loss is the mean of the micro-batches' means, which weighs rows by their micro-batch")
     if batch.dropout:
-        said.append("dropout draws other numbers")
-    return ("nearly the same" if said else "same result"), "; ".join(said)
+        effects.append("dropout draws other numbers")
+    return ("nearly the same" if effects else "same result"), "; ".join(effects)
 
 
 def undivided(batch: BatchEffects) -> str:
@@ -300,8 +300,8 @@ def _eight_bit(script: _Script, row: Technique, choice: Alternative) -> Alternat
 
 
 def _without_padding(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
-    """Rows behind one another instead of padding, as TRL's `padding_free` has them. It does not cut rows, and must be
-    told so (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+    """Rows behind one another instead of padding, as TRL's `padding_free` has them. It does not cut rows, and has to
+    have that in its arguments (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
     own = script.own
     padding, cut_at = own.facts.padding, own.arguments.max_length
     if padding.is_left_out or not padding.share:
@@ -313,16 +313,16 @@ def _without_padding(script: _Script, row: Technique, choice: Alternative) -> Al
     if cut_at is not None and padding.cuts_rows and (padding.longest_row or 0) >= cut_at:
         return f"it does not truncate rows, and max_length={cut_at} does; truncate them when tokenizing"
     settings = {**choice.settings, **({"arguments.max_length": None} if cut_at is not None else {})}
-    said = f"no padding, {100 * padding.share:.0f} % of a batch now"
+    result = f"no padding, {100 * padding.share:.0f} % of a batch now"
     install = ""
     if "flash" not in str(own.facts.model.attention):
         settings |= CATALOGUE["flash-attention"].settings
-        said += ", and flash attention"
+        result += ", and flash attention"
         install = "pip install flash-attn  # or kernels"
-    said += ": sums in another order"
+    result += ": sums in another order"
     if padding.counts_first_labels:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
-        said += "; the loss's divisor then omits the first token of each row, which no position predicts"
-    return replace(choice, settings=settings, result=said, install=install)
+        result += "; the loss's divisor then omits the first token of each row, which no position predicts"
+    return replace(choice, settings=settings, result=result, install=install)
 
 
 _CONDITIONS: Final[Mapping[str, Condition]] = {
@@ -362,7 +362,7 @@ def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Itera
     if "float32" in own.model.trained_dtypes and not (own.arguments.bf16 or own.arguments.fp16):
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
         return
-    said = "computes from 16-bit copies of the weights" if "float32" in own.model.trained_dtypes else ""
+    result = "computes from 16-bit copies of the weights" if "float32" in own.model.trained_dtypes else ""
     for row in _rows("engine"):
         name = row.name
         if gpus < 2 and name in _SPLIT:
@@ -374,7 +374,7 @@ def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Itera
         if own.facts.model.device_map and config["zero_optimization"]["stage"] == 3:
             left_out[name] = "the script loads its model with device_map, which ZeRO-3 refuses"
             continue
-        yield alternative(row, settings={"arguments.deepspeed": config}, result=said, engine=name)
+        yield alternative(row, settings={"arguments.deepspeed": config}, result=result, engine=name)
 
 
 def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
@@ -404,11 +404,11 @@ def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Itera
         if own.facts.own_optimizer or why:
             left_out[name] = why or "the script creates its own optimizer"
             continue
-        said = f"{name}: another optimizer, which needs its own learning rate"
+        result = f"{name}: another optimizer, which needs its own learning rate"
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
-        yield Alternative("method", name, settings, "another method", said)
+        yield Alternative("method", name, settings, "another method", result)
 
 
 def _no_adapters(own: TracedTraining, name: str) -> str:
@@ -438,11 +438,11 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
 
 
 def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
-    told = {key: value for key, (value, _) in told_of_model(own.model.kind).items()}
-    adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
+    of_model = {key: value for key, (value, _) in told_of_model(own.model.kind).items()}
+    adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **of_model}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
     over = ", over 4-bit weights" if name == "qlora" else ""
-    said = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
+    result = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
     kwargs = own.arguments.activation_checkpointing_kwargs or {}
     if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
@@ -451,20 +451,20 @@ def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
         dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
         settings["model.quantization_config"] = {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype}
     code = other_code.lines(own.facts.made_at, adapter, settings.get("model.quantization_config"))
-    return alternative(CATALOGUE[name], settings=settings, result=said, code=code)
+    return alternative(CATALOGUE[name], settings=settings, result=result, code=code)
 
 
 def _legal(
     choices: list[Alternative | None], own: TracedTraining, machine: Machine, gpus: int, left_out: LeftOut
 ) -> list[Alternative | None]:
     """Without those in which a rule finds a mistake that the script does not make itself."""
-    found: list[Alternative | None] = []
+    legal: list[Alternative | None] = []
     for choice in choices:
         if choice is not None and (why := refused(choice.settings, own.arguments, machine, gpus)):
             left_out[choice.name] = why
         else:
-            found.append(choice)
-    return found
+            legal.append(choice)
+    return legal
 
 
 def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Machine, gpus: int) -> str:
@@ -474,8 +474,8 @@ def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Ma
     others = {key: value for key, value in settings.items() if key.startswith("adapter.")}
     if "model.quantization_config" in settings:
         others["model.quantization"] = settings["model.quantization_config"]
-    found = _problems({**arguments.known(), **given}, machine, gpus, others)
-    return next((f"{each.why} (rule {each.rule})" for each in found if each.rule not in before), "")
+    problems = _problems({**arguments.known(), **given}, machine, gpus, others)
+    return next((f"{each.why} (rule {each.rule})" for each in problems if each.rule not in before), "")
 
 
 def _problems(

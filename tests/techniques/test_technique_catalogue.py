@@ -36,8 +36,8 @@ def test_a_new_row_shows_up_in_plans_advice_and_docs(monkeypatch: pytest.MonkeyP
     """Defect: a list of techniques beside the catalogue, which a new row would have to join too."""
     monkeypatch.setitem(CATALOGUE, NEW.name, NEW)
     key, value = "arguments.torch_empty_cache_steps", 4
-    found = choices.choices_for(MADE, described_machine("L4", None, None, None), {}, gpus=1, left_out={})
-    (tried,) = (each for each in found["allocator"] if each is not None and each.name == "rare cache")
+    ways = choices.choices_for(MADE, described_machine("L4", None, None, None), {}, gpus=1, left_out={})
+    (tried,) = (each for each in ways["allocator"] if each is not None and each.name == "rare cache")
     assert (tried.settings, tried.group, tried.costs_time) == ({key: value}, "same result", False)
     first = explain_oom(OLDER["logits"][0] + SIZE).changes[0]
     assert (first.key, first.value, first.reason, first.cost) == (key, value, NEW.saves, NEW.costs)

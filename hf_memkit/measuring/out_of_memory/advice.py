@@ -83,14 +83,15 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     memory = failed.message.memory
     if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
-    first: list[str] = []
+    first = []
     if memory == "device" and cause in ("context and libraries", "another process"):
         first.append("smaller-vllm-share")
-    if memory == "device" and failed.trace.phase == "evaluate":
-        first += ["small-evaluation-batch"] * (failed.trace.place in ("logits", "cross entropy", "attention"))
-    found = _applied([*map(CATALOGUE.__getitem__, first), *_offered(memory, _place(failed))], failed)
-    found = found or _applied(_offered(memory, "else"), failed)
-    return tuple(_renamed(change, failed.job) for change in found)[: _MOST.get(memory, 4)]
+    of_batch = failed.trace.place in ("logits", "cross entropy", "attention")
+    if memory == "device" and failed.trace.phase == "evaluate" and of_batch:
+        first.append("small-evaluation-batch")
+    rows = [*map(CATALOGUE.__getitem__, first), *_offered(memory, _place(failed))]
+    changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
+    return tuple(_renamed(change, failed.job) for change in changes)[: _MOST.get(memory, 4)]
 
 
 def _offered(memory: Memory, place: str) -> list[Technique]:
@@ -102,13 +103,13 @@ def _offered(memory: Memory, place: str) -> list[Technique]:
 
 def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
     """The changes that remain for this job. Two values for one setting are no advice; two commands are."""
-    found: dict[str, Change] = {}
+    by_key: dict[str, Change] = {}
     for row in rows:
         if row.name == "global-batch" and failed.trace.phase == "evaluate":
             row = CATALOGUE["small-evaluation-batch"]
         if (change := change_for(row, failed)) is not None:
-            found.setdefault(change.assignment if change.key == "command" else change.key, change)
-    return list(found.values())
+            by_key.setdefault(change.assignment if change.key == "command" else change.key, change)
+    return list(by_key.values())
 
 
 def _place(failed: FailedJob) -> str:

@@ -266,8 +266,8 @@ def _of_batch(failed: FailedJob, change: Change) -> Change | None:
         f"measured activations and loss grow with the samples: {smaller.value} of {smaller.current} samples hold "
         f"{held - saves:.2f} of {held:.2f} GiB"
     )
-    found = replace(smaller, saves_gib=round(saves, 2), basis=basis)
-    return _up_to(found, saves, f"activations and loss hold {held:.2f} GiB for {smaller.current} samples")
+    smaller = replace(smaller, saves_gib=round(saves, 2), basis=basis)
+    return _up_to(smaller, saves, f"activations and loss hold {held:.2f} GiB for {smaller.current} samples")
 
 
 def _of_length(failed: FailedJob, change: Change) -> Change | None:
@@ -280,8 +280,8 @@ def _of_length(failed: FailedJob, change: Change) -> Change | None:
         f"{held:.2f} GiB of activations and loss, measured, grow at least linearly with the tokens: half the tokens "
         "save at least half"
     )
-    found = replace(change, value=longest // 2, saves_gib=round(saves, 2), basis=basis)
-    return _up_to(found, saves, f"the longest has {longest} tokens")
+    change = replace(change, value=longest // 2, saves_gib=round(saves, 2), basis=basis)
+    return _up_to(change, saves, f"the longest has {longest} tokens")
 
 
 def _of_checkpointing(failed: FailedJob, change: Change) -> Change | None:
