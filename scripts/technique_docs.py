@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from evidence_tables import RESULTS, ROOT, excerpt, output_of, shown, table
 
 from hf_memkit.measuring.out_of_memory.change import assignment
-from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Technique
+from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Family, Technique
 
 PAGES: Final = ROOT / "docs" / "techniques"
 
@@ -47,7 +47,7 @@ def overview_table() -> str:
 def changes() -> str:
     """Every change that advice may propose: a row each."""
     rows = []
-    for one in sorted(CATALOGUE.values(), key=lambda one: FAMILIES.index(one.family)):
+    for one in sorted(CATALOGUE.values(), key=lambda one: get_args(Family).index(one.family)):
         if one.settings:
             named = f"[`{one.name}`](techniques/{one.family}.md#{one.name})" if one.apply else f"`{one.name}`"
             shown = assignment(one.key, one.settings[one.key])

@@ -11,7 +11,7 @@ from hf_memkit.checks import RULES
 from hf_memkit.presets import PRESETS
 from hf_memkit.setup.build import needed_packages
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Technique
+from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
 from tests.conftest import ROOT
 from tests.techniques.jobs import gpt2_job
 
@@ -102,8 +102,8 @@ def test_no_proof_is_of_something_else() -> None:
     assert {name for _, name in proved()} <= set(TECHNIQUES)
 
 
-def test_every_family_has_rows_and_every_technique_a_way_in() -> None:
-    assert {one.family for one in CATALOGUE.values()} == set(FAMILIES)
+def test_every_family_has_techniques_and_every_technique_a_way_in() -> None:
+    assert {one.family for one in TECHNIQUES.values()} == set(FAMILIES)
     for preset in PRESETS.values():
         assert set(preset.techniques) <= set(TECHNIQUES)
         assert set(preset.where_possible) <= set(preset.techniques)

@@ -57,7 +57,8 @@ Family = Literal[
     "data",
     "machine",
 ]
-FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
+_ONLY_ADVICE: Final = ("checkpoints", "generation", "data", "machine")
+FAMILIES: Final[tuple[Family, ...]] = tuple(family for family in get_args(Family) if family not in _ONLY_ADVICE)
 """In the order in which their techniques are applied, whatever order a preset names them in: what comes later may
 read what came before (an optimizer reads which weights are trained)."""
 
