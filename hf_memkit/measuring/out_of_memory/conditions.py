@@ -95,19 +95,16 @@ WHEN: Final[Mapping[str, Callable[[FailedJob], object]]] = {
         failed.uses("FSDP") if failed.message.memory == "device" else not failed.uses("DeepSpeed", "ZeRO-3")
     ),
     "pageable-states": lambda failed: failed.uses("DeepSpeed") or not failed.job.arguments,
-    "pageable-batches": lambda failed: failed.argument("dataloader_pin_memory") is not False,
     "fresh-optimizer": lambda failed: failed.resumes,
     "zero3-shards": lambda failed: failed.trace.library == "DeepSpeed" or failed.uses("ZeRO-3"),
     "fsdp-shards": lambda failed: (
         (failed.trace.library == "FSDP" or failed.uses("FSDP")) and not WHEN["zero3-shards"](failed)
     ),
     "fewer-checkpoints": lambda failed: failed.job.count("save_total_limit") not in (0, 1),
-    "vllm-server": lambda failed: failed.argument("vllm_mode") != "server",
     "fewer-workers": lambda failed: (
         failed.job.count("dataloader_num_workers") != 0
         and (failed.ranked or failed.trace.phase or (failed.message.requested_bytes or 0) < _ONE_ARRAY)
     ),
-    "no-workers": lambda failed: failed.job.count("dataloader_num_workers") != 0,
     "fewer-map-processes": lambda failed: not failed.recorded,
     "smaller-map-batches": lambda failed: not failed.recorded,
     "streamed-data": lambda failed: not failed.recorded,

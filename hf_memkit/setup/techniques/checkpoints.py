@@ -24,7 +24,7 @@ advice(
     "save-only-model", "checkpoints", {"arguments.save_only_model": True},
     "a save then gathers no optimizer states",
     "training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
-    offered={"save": 2, "host/save": 2, "disk/save": 2, "disk/anything": 2}, unless=("save_only_model",),
+    offered={"save": 2, "host/save": 2, "disk/save": 2, "disk/anything": 2},
 )  # fmt: skip
 advice(
     "fewer-checkpoints", "checkpoints", {"arguments.save_total_limit": 1},

@@ -19,7 +19,6 @@ from hf_memkit.setup.techniques.registry import InPlans, advice, technique
         "host/predictions of an evaluation": 3,
         "host/evaluate": 3,
     },
-    unless=("prediction_loss_only",),
 )
 def loss_only(setup: Setup) -> Setup:
     """`prediction_loss_only`: Trainer drops the logits of each batch."""
@@ -42,7 +41,7 @@ def loss_only(setup: Setup) -> Setup:
         "host/predictions of an evaluation": 2,
         "host/evaluate": 2,
     },
-    unless=("batch_eval_metrics", "prediction_loss_only"),
+    unless=("prediction_loss_only",),
 )
 def streamed_metrics(setup: Setup) -> Setup:
     """`batch_eval_metrics` with a token accuracy that is summed over batches; your own metric can be streamed too."""
