@@ -46,7 +46,7 @@ def test_a_new_row_shows_up_in_plans_advice_and_docs(monkeypatch: pytest.MonkeyP
     (measured,) = (change for change in suggest(run(), oom(), limit=99) if change.key == key)
     assert measured.at_most_gib == pytest.approx(0.99 * 12) and "12.00 GiB" in measured.reason
     assert "at_most_gib" not in measured.to_json()
-    assert "| `rare-cache` | `torch_empty_cache_steps: 4` |" in load_script("technique_docs.py").changes()
+    assert "| `rare-cache` | `torch_empty_cache_steps: 4` |" in load_script("docs_code.py").changes()
 
 
 def test_rows_name_what_exists() -> None:
