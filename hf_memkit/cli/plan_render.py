@@ -70,7 +70,7 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     if changes := wording.with_code(plan, price):
         lines += ["", _table(plan, "With other code", changes, price, width)]
     if lost := wording.too_large(plan, price):
-        lines += ["", _table(plan, "Does not fit, fastest first", lost, price, width)]
+        lines += ["", _table(plan, "Tight, or does not fit; fastest first", lost, price, width)]
     if paste is not None and not paste.front_end:
         lines += ["", "The same arguments as YAML:", *_indented(paste.yaml)]
         lines += ["In Python:", *_indented(paste.python)]

@@ -24,7 +24,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit predict train.py --gpu "RTX 4090" --short -- --per_device_train_batch_size 8
 
-      FITS: … at most 16.57 GiB (…); RTX 4090 has 23.00 GiB available.
+      FITS: needs up to 17.1 GiB; RTX 4090 has 23.5 GiB.
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
 

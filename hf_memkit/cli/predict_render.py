@@ -9,12 +9,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from hf_memkit.catalog.fit import full_share_text, slack_text
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.common.units import format_gib
 from hf_memkit.measuring.report.palette import CATEGORY_COLOURS
 from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.prediction.prediction import size_text
-from hf_memkit.prediction.verdict import usable_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -137,9 +137,9 @@ def title_of(setup: Setup) -> str:
 
 def batch_of(setup: Setup) -> str:
     """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
-    from hf_memkit.recipes.by_data import padded
+    from hf_memkit.recipes.by_data import padded_columns
 
-    longest = "up to " if "data.task" in setup and padded(setup) else ""
+    longest = "up to " if "data.task" in setup and padded_columns(setup) else ""
     return f"{setup.micro_batch_size} × {longest}{setup.sequence_length} tokens"
 
 
@@ -194,11 +194,14 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     """What the allocator takes, the least that it needs, and what the machine holds."""
     low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
-    outside = size_text(prediction.outside_allocator_bytes)
+    outside, level = size_text(prediction.outside_allocator_bytes), prediction.confidence.level
+    limit = f"fits up to {size_text(prediction.limit_bytes)}: {full_share_text(level)} of "
     return {
         "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
-        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory",
+        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory; "
+        f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}",
+        **({"limit": limit + size_text(prediction.room_bytes)} if prediction.capacity_bytes else {}),
         "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
         f"disk {size_text(prediction.disk_bytes)}",
     }
@@ -244,11 +247,10 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
     """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
-    fixed, tight = prediction.outside_allocator_bytes, prediction.verdict == "tight"
-    usable = usable_bytes(prediction.capacity_bytes or 0, fixed, prediction.memory_fraction)
-    least = prediction.peak_reserved_bytes[1] if tight else prediction.smallest_cap_bytes
-    needs = prediction.confidence.with_slack(least)
-    if prediction.categories["activations"] + prediction.categories["loss"] <= needs - usable:
+    too_much = prediction.least_bytes - prediction.room_bytes
+    if prediction.verdict == "tight":
+        too_much = prediction.total_bytes[1] - prediction.limit_bytes
+    if prediction.categories["activations"] + prediction.categories["loss"] <= too_much:
         return ""
     several, single = _SMALLER.get(what, _SMALLER_BY_OPTIONS)
     return several if micro_batch > 1 else single

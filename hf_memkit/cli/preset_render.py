@@ -26,7 +26,7 @@ def presets() -> None:
 
     table = plain_table("preset", "for whom", "techniques")
     for name, each in PRESETS.items():
-        table.add_row(name, each.for_whom, ", ".join(each.techniques))
+        table.add_row(name, each.audience, ", ".join(each.techniques))
     Console(highlight=False).print(table)
     say("")
     say("Techniques; join them to a preset by + (memkit preset list --techniques: what each saves and costs):")
@@ -69,7 +69,7 @@ def shown(setup: Setup, file: ArgumentFile) -> None:
         say(f"PROBLEM: {problem}")
     for part in setup.preset.split("+"):
         each = PRESETS.get(part.strip())
-        say(f"{part.strip()}: {each.for_whom}" if each else f"{part.strip()}: a technique")
+        say(f"{part.strip()}: {each.audience}" if each else f"{part.strip()}: a technique")
     wide = Console(highlight=False)
     table = plain_table("technique", "saves", "costs")
     for name in setup.techniques:
@@ -88,7 +88,7 @@ def shown(setup: Setup, file: ArgumentFile) -> None:
 def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
     """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
     target = files[0]
-    if missing := [each.what for each in shown.outside if each.essential]:
+    if missing := [each.setting for each in shown.outside if each.essential]:
         say_to_stderr(
             f"Note: this file alone is not preset {setup.preset!r}. Your script must also set: "
             f"{'; '.join(missing)} (below)"
@@ -139,7 +139,7 @@ def _aside(setup: Setup, file: ArgumentFile, tell: Callable[[str], None]) -> Non
     if file.outside:
         tell("An argument file cannot set this; do it in the script or the shell:")
         for line in file.outside:
-            tell(f"  {line.what}: {line.reason}")
+            tell(f"  {line.setting}: {line.reason}")
             tell(f"      {line.line}")
         beside = f", techniques={json.dumps(_beside(setup))}" if _beside(setup) else ""
         tell(f'Or do all of it in Python: hf_memkit.preset("{setup.preset}"{beside}, …).trainer(…)')

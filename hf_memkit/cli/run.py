@@ -27,7 +27,7 @@ from hf_memkit.common.user_files import user_path
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import is_command, read_command
 from hf_memkit.run.planned import PlannedRun
-from hf_memkit.run.script import ScriptRun, predicted
+from hf_memkit.run.script import ScriptRun, predict_script
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -245,7 +245,7 @@ def run(context: typer.Context, *, options: RunOptions) -> ScriptRun | int:
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
     ranks = [f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None]
-    found = UserScript.found(script, [*ranks, *(options.arguments or ())], is_module=options.module)
-    prediction = predicted(found) if options.predict else planned.prediction if planned is not None else None
+    found = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
+    prediction = predict_script(found) if options.predict else planned.prediction if planned is not None else None
     callback = {"output_dir": folder, "log": options.log, "phases": options.phases, "summary": "stderr"}
     return ScriptRun(found, {**callback, "prediction": prediction}, planned)

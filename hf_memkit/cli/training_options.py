@@ -123,7 +123,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
             request: the machine, and a recipe's data.
             techniques: `--technique`, which replace those of the preset with the same purpose.
         """
-        from hf_memkit.recipes.resolve import read_own
+        from hf_memkit.recipes.resolve import read_own_arguments
         from hf_memkit.setup.own_arguments import wrong_counts
 
         request = replace(
@@ -144,7 +144,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
                 raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
             request = replace(request, preset=name)
             techniques = tuple(each for each in techniques if each in PRESETS)
-        request = read_own(
+        request = read_own_arguments(
             replace(request, techniques=techniques), self.settings or (), self.args,
             batch_size=self.batch_size, accumulation=self.accumulation,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         return None, request
 
     def _read_recipe(self, request: Request) -> tuple[Recipe, Request]:
-        from hf_memkit.recipes.resolve import read_own
+        from hf_memkit.recipes.resolve import read_own_arguments
         from hf_memkit.recipes.schema import load_recipe
         from hf_memkit.recipes.settings import check_data
         from hf_memkit.recipes.sources import is_here
@@ -164,7 +164,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         recipe = load_recipe(request.recipe or "")
         if request.data is not None and is_here(request.data):
             check_data(recipe, request.data)
-        return recipe, read_own(replace(request, preset=""), self.settings or (), recipe=recipe)
+        return recipe, read_own_arguments(replace(request, preset=""), self.settings or (), recipe=recipe)
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
@@ -178,7 +178,7 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
         if not (is_path or is_file):
             what = f"give a model with --model {target}"
         raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
-    return UserScript.found(target, arguments, is_module=is_module)
+    return UserScript.at(target, arguments, is_module=is_module)
 
 
 def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int = 1) -> Launched:

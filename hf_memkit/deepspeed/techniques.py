@@ -1,4 +1,6 @@
-"""DeepSpeed presets as techniques: sized for the job, with their ledger and the optimizer that goes with them."""
+"""DeepSpeed presets as techniques: sized for the job, with their ledger and optimizer.
+
+Their rows stand in `hf_memkit/setup/techniques/offload.py`."""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from hf_memkit.deepspeed.presets import load
 from hf_memkit.deepspeed.sizing import size_preset
 from hf_memkit.setup.job import PROCESS_BYTES, process_row
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import applies
 
 _PCIE_GB_S: Final = 32.0
-"""One way (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
+"""In one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
 
 _DISK_GB_S: Final = 8.0
-"""One way, 4 lanes: the most that an NVMe disk of that generation can have."""
+"""In one direction, 4 lanes: the maximum of an NVMe disk of that generation."""
 
 _WHY_CPU_ADAM: Final = (
     "accelerate swaps it for DeepSpeedCPUAdam (accelerate:utils/deepspeed.py), which steps on the CPU and keeps "
@@ -30,14 +32,7 @@ _WHY_TRAINERS: Final = (
 )
 
 
-@technique(
-    "zero2-offload",
-    family="offload",
-    slot="engine",
-    saves="the gradients and all optimizer states on the GPU: 16-bit weights and two buckets stay",
-    costs="about 20 bytes a parameter of RAM (18 without accumulation), an AdamW step on the CPU, and the transfers",
-    not_when="the machine has little RAM",
-)
+@applies("zero2-offload")
 def zero2_offload(setup: Setup) -> Setup:
     """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840): about 20 bytes a
     parameter of RAM (18 without accumulation). Large accumulation makes the slow step rarer."""
@@ -48,50 +43,29 @@ def zero2_offload(setup: Setup) -> Setup:
     held = setup.ledger.total_bytes("host", "pinned") - job.gpus * PROCESS_BYTES
     return setup.with_notes(
         f"ZeRO-Offload keeps gradients and optimizer states in RAM: {format_size(held)} by formula with their "
-        f"buffers, besides what the processes take"
+        f"buffers, in addition to the processes' RAM"
     )
 
 
-@technique(
-    "zero3",
-    family="offload",
-    slot="engine",
-    saves="weights, gradients and optimizer states: each GPU holds its share and the layers in use",
-    costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
-    not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
-)
+@applies("zero3")
 def zero3(setup: Setup) -> Setup:
-    """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the frozen
-    weights are split too, and gradients and states are those of the adapters."""
+    """ZeRO-3: everything is split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the
+    frozen weights are split too, and gradients and states belong to the adapters."""
     if setup.resolved_for.processes == 1:
         setup = setup.with_notes("ZeRO-3 on one GPU splits nothing. Give several (--gpus), or choose another engine.")
     return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")
 
 
-@technique(
-    "zero3-offload",
-    family="offload",
-    slot="engine",
-    saves="weights, gradients and optimizer states on the GPU: buckets and the layers in use stay",
-    costs="about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
-    not_when="the 16-bit weights fit on the GPU (zero2-offload moves them less), or RAM is short",
-)
+@applies("zero3-offload")
 def zero3_offload(setup: Setup) -> Setup:
     """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857): about 20
     bytes a parameter. All weights cross the bus in every forward and backward pass; `zero2-offload` moves them once a
     step."""
     setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the GPU")
-    return setup if setup.resolved_for.model is None else setup.with_notes(_least_step_time(setup))
+    return setup if setup.resolved_for.model is None else setup.with_notes(_minimum_step_time(setup))
 
 
-@technique(
-    "zero3-infinity",
-    family="offload",
-    slot="engine",
-    saves="nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay",
-    costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears out), and much time",
-    not_when="GPU memory or RAM holds the states",
-)
+@applies("zero3-infinity")
 def zero3_infinity(setup: Setup) -> Setup:
     """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857):
     about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears)."""
@@ -108,12 +82,10 @@ def zero3_infinity(setup: Setup) -> Setup:
     )
 
 
-def _least_step_time(setup: Setup) -> str:
-    """What has to cross the bus in a step, and how long that takes at least. No step was measured.
-
-    A micro-batch reads the weights in its forward and in its backward pass, except what may stay gathered meanwhile
-    (`stage3_max_live_parameters`), which is counted as never moved: a bound from below.
-    """
+def _minimum_step_time(setup: Setup) -> str:
+    """Minimum time of a step's transfers over the bus, computed and not measured. A micro-batch reads the weights in
+    forward and in backward. Weights that may stay gathered (`stage3_max_live_parameters`) count as never moved: a
+    lower bound."""
     job = setup.resolved_for
     assert job.model is not None
     live = int(setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"])
@@ -126,7 +98,6 @@ def _least_step_time(setup: Setup) -> str:
 
 
 def _why_adamw(config: Mapping[str, Any]) -> str:
-    """Why Trainer's AdamW, by where DeepSpeed has it step."""
     offloaded = "offload_optimizer" in config["zero_optimization"]
     return _WHY_CPU_ADAM if offloaded else _WHY_TRAINERS
 
@@ -145,6 +116,6 @@ def _with_preset(setup: Setup, name: str, why: str) -> Setup:
     setup = setup.put("deepspeed.preset", name, why)
     setup = setup.put("deepspeed.config", sized.config, f"ds_configs/{name}.json, sized")
     choices = [choice.to_json() for choice in sized.choices]
-    setup = setup.put("deepspeed.sizes", choices, "what was computed for this model and machine, and why")
+    setup = setup.put("deepspeed.sizes", choices, "sizes computed for this model and machine, with reasons")
     setup = setup.put("arguments.optim", "adamw_torch", _why_adamw(sized.config))
     return setup.with_rows(*sized.ledger.rows, process_row(job.gpus)).with_notes(*sized.notes)

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.catalog.fit import LIMIT_NAME
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.document import check_file, document, write_document
 from hf_memkit.measuring.report.html import Html, el, figure_table, join, lead, section, terms, tiles
 from hf_memkit.plan import wording
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
@@ -31,8 +32,8 @@ _WORDS: Final = (
     ),
     (
         "fits",
-        "That is at most 92 % of the GPU, and RAM and disk suffice. Beyond it the allocator frees its cache and asks "
-        "again, and steps become several times slower.",
+        f"It takes at most {LIMIT_NAME}, and RAM and disk suffice. Beyond that it may be tight: it completes, but the "
+        "allocator may free its cache and try again, which makes steps several times slower.",
     ),
     ("s a step", "Of one optimizer step, computed from the traced operations, with the range in which it should lie."),
     ("run", "The whole training with its evaluations and saves."),
@@ -129,11 +130,11 @@ def _plan(
     if changes := wording.with_code(plan, price):
         yield section(None, "With other code", _table(plan, "Never proposed", changes, price))
     if lost := wording.too_large(plan, price):
-        yield section(None, "Does not fit", _table(plan, "Fastest first", lost, price))
+        yield section(None, "Tight, or does not fit", _table(plan, "Fastest first", lost, price))
     yield section(None, "What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
 
 
-def _tiles(plan: Plan, best: Judged | None) -> Html | None:
+def _tiles(plan: Plan, best: Judgement | None) -> Html | None:
     if best is None:
         return None
     rows = [("Takes at most", f"{best.needs_bytes / GIB:.2f} GiB")]
@@ -185,7 +186,7 @@ def _key(drawn: set[str]) -> Iterator[Html]:
     """Of what the plot shows."""
     for what in (name for name in KEY if name in drawn):
         yield el("li", el("span", "", class_="chip", style=f"background:{KEY[what]}"), what)
-    yield el("li", el("span", "", class_="chip line dash", style="border-color:var(--bad)"), "92 % of the GPU")
+    yield el("li", el("span", "", class_="chip line dash", style="border-color:var(--bad)"), LIMIT_NAME)
     yield el("li", el("span", "", class_="chip line dot", style="border-color:var(--soft)"), "frontier")
 
 

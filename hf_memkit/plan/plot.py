@@ -8,33 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hf_memkit.catalog.fit import LIMIT_NAME, limit_bytes
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.charts import plotly_text
-from hf_memkit.plan.candidate import GROUPS, Group
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
-from hf_memkit.prediction.verdict import FULL_SHARE
+from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",
     "nearly the same": "var(--activations)",
     "another method": "var(--buffers)",
 }
+_TIGHT: Final = "var(--bad)"
 _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
 KEY: Final[Mapping[str, str]] = {
     **{group: _COLOURS[group] for group in GROUPS},
     "needs other code": _CODE,
+    "tight": _TIGHT,
     "does not fit": _LOST,
 }
 
 
-def frontier(plan: Plan) -> tuple[Judged, ...]:
+def frontier(plan: Plan) -> tuple[Judgement, ...]:
     """Of what fits, has a known time and needs no other code, those than which no other is both faster and smaller;
     the smallest first."""
-    found: list[Judged] = []
+    found: list[Judgement] = []
     pasted = [each for each in _timed(plan) if each.fits and not each.candidate.code]
     for each in sorted(pasted, key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
         if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
@@ -61,7 +63,10 @@ def plot(plan: Plan) -> dict[str, Any] | None:
         traces.append(_marks(plan, group, of_group, _COLOURS[group]))
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
-    traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
+    tight = [each for each in timed if each.tight]
+    traces.append(_marks(plan, "tight", tight, _TIGHT, symbol="x"))
+    lost = [each for each in timed if not each.fits and not each.tight]
+    traces.append(_marks(plan, "does not fit", lost, _LOST, symbol="x"))
     for name, ringed, symbol, place in (
         ("best", plan.proposed, "circle-open", "top center"),
         ("your script", plan.own, "square-open", "bottom center"),
@@ -71,11 +76,11 @@ def plot(plan: Plan) -> dict[str, Any] | None:
             traces.append(_marks(plan, name, [ringed], "var(--ink)", symbol=symbol, size=20) | label)
     gpu = plan.machine.gpu
     if gpu is not None:
-        usable = round(FULL_SHARE * gpu.capacity_bytes / GIB, 3)
+        usable = round(limit_bytes(gpu.capacity_bytes) / GIB, 3)
         top = max(_rate(plan, each) for each in timed)
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": "92 % of the GPU", "x": [usable, usable], "y": [0, top],
+                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable], "y": [0, top],
                 "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
             }
         )  # fmt: skip
@@ -83,7 +88,7 @@ def plot(plan: Plan) -> dict[str, Any] | None:
     return {"traces": shown, "x": "GiB of the GPU, at most (predicted)", "y": rate_unit(plan), "hovermode": "closest"}
 
 
-def _timed(plan: Plan) -> list[Judged]:
+def _timed(plan: Plan) -> list[Judgement]:
     tokens = rate_unit(plan) == "tokens/s"
     return [
         each for each in plan.compared
@@ -92,7 +97,7 @@ def _timed(plan: Plan) -> list[Judged]:
 
 
 def _marks(
-    plan: Plan, name: str, found: Sequence[Judged], colour: str, *, symbol: str = "circle", size: int = 11
+    plan: Plan, name: str, found: Sequence[Judgement], colour: str, *, symbol: str = "circle", size: int = 11
 ) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "markers", "name": name, "x": [_gib(each) for each in found],
@@ -103,11 +108,11 @@ def _marks(
     }  # fmt: skip
 
 
-def _gib(judged: Judged) -> float:
+def _gib(judged: Judgement) -> float:
     return round(judged.needs_bytes / GIB, 3)
 
 
-def _rate(plan: Plan, judged: Judged) -> float:
+def _rate(plan: Plan, judged: Judgement) -> float:
     assert judged.seconds
     of = judged.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
     return round((of or 0) / judged.seconds, 3)

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,7 +39,7 @@ MILDER = {
     "hard-coded": "hint",
     # The run itself and the model that it saves are right: a resume fails.
     "checkpoint-cannot-be-loaded": "warning",
-    # The file may be for a script with dataclasses of its own.
+    # The file may be for a script with its own dataclasses.
     "unknown-argument": "hint",
     # Neither Trainer nor the engine reads the section: whoever calls DeepSpeed's configure() sees the error.
     "contiguous-activations": "warning",
@@ -65,7 +67,7 @@ ON_AN_ENGINE = {
     "zenflow-without-optimizer",
 }  # fmt: skip
 
-# A proof shows what a library does, whatever the rules are: the plain level has the rules' own cases.
+# A proof shows a library's behaviour, independent of the rules: the plain level has the rules' own cases.
 PROOFS = [
     pytest.param(rule, marks=pytest.mark.operators if rule in ON_AN_ENGINE else pytest.mark.slow)
     for rule in RULES
@@ -87,8 +89,8 @@ def proofs(request: pytest.FixtureRequest) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=580)
     lines = [line for line in done.stdout.splitlines() if line.startswith("PROOFS ")]
     assert lines, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("PROOFS "))
-    return found
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix("PROOFS "))
+    return result
 
 
 def test_every_rule_has_a_case_and_a_proof() -> None:
@@ -98,12 +100,15 @@ def test_every_rule_has_a_case_and_a_proof() -> None:
     assert set(proved) | PROVED_BY_THE_LEDGER == set(RULES)
 
 
-def test_the_page_has_every_module_of_rules() -> None:
-    script = load_script("check_docs.py")
-    assert all(f"`{rule}`" in script.page() for rule in RULES)
-    script._GROUPS.pop("keys")
-    with pytest.raises(SystemExit, match="keys"):
-        script.page()
+def test_the_page_has_every_rule_and_a_heading_for_a_new_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = load_script("docs_code.py").rules
+    assert all(f"| `{rule}` |" in rules() for rule in RULES)
+    module = ModuleType("hf_memkit.checks.rules.radiators", "Radiators: what warms the room. More.")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(RULES, "no-radiator", replace(RULES["unknown-key"], id="no-radiator", module="radiators"))
+    assert (
+        "## Radiators\n\n| rule | severity | why | fix | source |\n|---|---|---|---|---|\n| `no-radiator` |" in rules()
+    )
 
 
 @pytest.mark.parametrize("rule", PROOFS)
@@ -120,7 +125,7 @@ def test_the_library_does_what_the_rule_says(rule: str, proofs: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_what_fails_is_an_error(proofs: dict[str, Any]) -> None:
+def test_failing_settings_are_errors(proofs: dict[str, Any]) -> None:
     failing = {rule for rule, proof in proofs.items() if proof["fails"] in ("loud", "late")} | PROVED_BY_THE_LEDGER
     assert {rule: RULES[rule].severity for rule in failing if RULES[rule].severity != "error"} == {
         rule: severity for rule, severity in MILDER.items() if rule in failing
@@ -129,7 +134,7 @@ def test_what_fails_is_an_error(proofs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("rule", "case"), [(rule, case) for rule, cases in CASES.items() for case in cases])
 def test_a_rule_finds_its_mistake_and_nothing_else(rule: str, case: Case) -> None:
-    found = [problem for problem in check(case.bad) if problem.rule == rule]
-    assert [problem.key for problem in found] == [case.key]
-    assert found[0].why and found[0].fix and not found[0].why.endswith(".") and not found[0].fix.endswith(".")
+    result = [problem for problem in check(case.bad) if problem.rule == rule]
+    assert [problem.key for problem in result] == [case.key]
+    assert result[0].why and result[0].fix and not result[0].why.endswith(".") and not result[0].fix.endswith(".")
     assert [problem for problem in check(case.good) if problem.rule == rule] == []

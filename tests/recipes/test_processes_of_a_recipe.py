@@ -1,4 +1,4 @@
-"""A recipe for several GPUs: how many processes it takes by itself, and what stands for them without a GPU."""
+"""A recipe for several GPUs: its default number of processes, also without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "llama-70b-lora-on-8x80gb"
 without_a_gpu = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a GPU")
 
 
-def usual(options: RecipeOptions) -> int:
+def default_gpus(options: RecipeOptions) -> int:
     return usual_gpus(
         load_recipe(options.request.recipe or ""), rehearses=rehearses(options, machine_here(options.request))
     )
@@ -28,10 +28,10 @@ def usual(options: RecipeOptions) -> int:
 @without_a_gpu
 def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
     assert load_recipe(NAME).gpus == 8
-    assert usual(RecipeOptions(name=NAME)) == 2, "a rehearsal"
-    assert usual(RecipeOptions(name=NAME, gpu="80GB")) == 2, "what is only described does not run"
-    assert usual(RecipeOptions(name=NAME, gpu="80GB", dry_run=True)) == 8
-    assert usual(RecipeOptions(name="gpt2-on-16gb")) == 1
+    assert default_gpus(RecipeOptions(name=NAME)) == 2, "a rehearsal"
+    assert default_gpus(RecipeOptions(name=NAME, gpu="80GB")) == 2, "what is only described does not run"
+    assert default_gpus(RecipeOptions(name=NAME, gpu="80GB", dry_run=True)) == 8
+    assert default_gpus(RecipeOptions(name="gpt2-on-16gb")) == 1
 
 
 @without_a_gpu
@@ -41,7 +41,7 @@ def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> No
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
     job, _ = resolved_run(
-        options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)), predict
+        options, recipe, request, machine_here(request), options.place(Ranks(), default_gpus(options)), predict
     )
     assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
     assert job.target["arguments.per_device_train_batch_size"] == 4

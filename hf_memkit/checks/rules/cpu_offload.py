@@ -1,4 +1,4 @@
-"""torchao's CPUOffloadOptimizer: what it does to gradients, silently."""
+"""Optimizer in RAM without DeepSpeed: silent changes of gradients by torchao's CPUOffloadOptimizer."""
 
 from __future__ import annotations
 

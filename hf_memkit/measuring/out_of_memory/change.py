@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from hf_memkit.measuring.out_of_memory.message import paragraph, printable
 from hf_memkit.measuring.record_types import ProposedChange
+from hf_memkit.setup.techniques.registry import Technique
 
 
 def assignment(key: str, value: object, current: object = None) -> str:
@@ -46,9 +47,18 @@ class Change:
     saves_gib: float | None = None
     basis: str | None = None
     current: Any = None
+    at_most_gib: float | None = None
+    """The most that it can save, which gives the order; not shown."""
+
+    @classmethod
+    def of(cls, row: Technique) -> Change:
+        """As the catalogue has it, whatever the job."""
+        return cls(row.key, row.settings[row.key], row.saves, row.costs)
 
     def to_json(self) -> ProposedChange:
-        return cast(ProposedChange, asdict(self))
+        shown = asdict(self)
+        del shown["at_most_gib"]
+        return cast(ProposedChange, shown)
 
     @property
     def assignment(self) -> str:

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, Final, Literal
 
-from hf_memkit.measuring.report.summary import NEAR
+from hf_memkit.catalog.fit import FULL_SHARE
 
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
 
@@ -145,9 +145,9 @@ def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Find
     if len(known) < MIN_STEPS or usable is None:
         return None
     count = max(MIN_STEPS // 2, int(QUARTER * len(known)))
-    before, usual = (max(row[i] for row in known[:count]) for i in (1, 2))
-    over = [row for row in known[count:] if row[1] > before + HIGHER * usable and row[2] > usual]
-    if len(over) < QUARTER * len(known) and all(row[1] < NEAR * usable for row in over):
+    before, typical = (max(row[i] for row in known[:count]) for i in (1, 2))
+    over = [row for row in known[count:] if row[1] > before + HIGHER * usable and row[2] > typical]
+    if len(over) < QUARTER * len(known) and all(row[1] < FULL_SHARE * usable for row in over):
         over = []
     highest, largest = (max(row[i] for row in known) for i in (1, 2))
     failed = [
@@ -162,7 +162,7 @@ def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Find
     size = max(size for *_, size in over)
     why = (
         f"larger inputs raised the peak from {before:.2f} GiB to {at_least}{peak:.2f} GiB of {usable:.2f} GiB "
-        f"available; padded tokens of a micro-batch: up to {size:,.0f}, before {usual:,.0f}"
+        f"available; padded tokens of a micro-batch: up to {size:,.0f}, before {typical:,.0f}"
     )
     fix = (
         "cut or split the longest examples (max_length, packing), or lower per_device_train_batch_size and raise "
@@ -170,7 +170,7 @@ def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Find
         "that does not fit then fails in its first step"
     )
     figures = {
-        "peak_before_gib": before, "peak_gib": peak, "peak_step": peak_step, "size_before": usual, "size": size,
+        "peak_before_gib": before, "peak_gib": peak, "peak_step": peak_step, "size_before": typical, "size": size,
         "usable_gib": usable,
     }  # fmt: skip
     return Finding("longer batches", over[0][0], why, fix, figures)
