@@ -13,7 +13,6 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, Final, Literal
 
-
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
 
 Records = Sequence[Mapping[str, Any]]
