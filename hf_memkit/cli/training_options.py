@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hf_memkit.cli.options import MORE, Json, MachineOptions, Short, flags_given
+from hf_memkit.cli.options import MORE, Json, MachineOptions, Short, flags_given, tell
 from hf_memkit.common.errors import InputError, SettingError
-from hf_memkit.prediction.launch_command import Launched, is_command
+from hf_memkit.common.resources import names
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.launch_command import Launched, is_command, read_command
 
 if TYPE_CHECKING:
     from hf_memkit.recipes.schema import Recipe
@@ -105,8 +109,6 @@ class TrainingOptions(MachineOptions, SubjectOptions):
 
     def started(self, verb: str, environment: Mapping[str, str] | None, nodes: int = 1) -> Launched:
         """The script, with what the command that starts it says. `environment`: variables; None: this process's."""
-        from hf_memkit.cli.predict_script import found_command, found_script
-
         assert self.script is not None
         variables = dict(os.environ) if environment is None else environment
         if not self.module and is_command(self.script):
@@ -163,6 +165,51 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         if request.data is not None and is_here(request.data):
             check_data(recipe, request.data)
         return recipe, read_own_arguments(replace(request, preset=""), self.settings or (), recipe=recipe)
+
+
+def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
+    """The script or module that the command line of this verb names."""
+    if not is_module and not Path(target).exists():
+        if target in names("recipes"):
+            raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
+        is_path = target.endswith(".py") or target.startswith((".", "/")) or target.count("/") > 1
+        is_file = Path(target).suffix in (".yaml", ".yml", ".json", ".ipynb", ".sh", ".txt")
+        what = "write the path of your training script"
+        if not (is_path or is_file):
+            what = f"give a model with --model {target}"
+        raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
+    return UserScript.at(target, arguments, is_module=is_module)
+
+
+def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int = 1) -> Launched:
+    """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
+    Refuses as `read_command`, and other numbers of `--gpus` and `--nodes`."""
+    launched = read_command(words, environment, gpus=gpus or 1)
+    variables = {**environment, **launched.environment}
+    if not launched.is_launcher and not launched.front_end:
+        _refuse_several_gpus(launched.before, variables)
+    if launched.gpus is None and gpus is None:
+        tell("the command starts a process for each GPU of the machine; predicted for 1: give --gpus N")
+    own_gpus, own_nodes = launched.sizes(gpus, nodes)
+    return replace(launched, gpus=own_gpus, nodes=own_nodes, environment=variables)
+
+
+def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuses plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
+    `words`: the command up to the script."""
+    tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
+    if "srun" in words and tasks is not None:
+        raise InputError(
+            f"srun{tasks[0]}: starts Python {tasks[1]} times, which Trainer does not see; write srun torchrun, or "
+            "srun accelerate launch"
+        )
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "").strip(",")
+    if "," in visible:
+        count = len(visible.split(","))
+        raise InputError(
+            f"CUDA_VISIBLE_DEVICES={visible}: in one process Trainer copies the model to {count} GPUs in each step "
+            f"(nn.DataParallel), which is not predicted; write torchrun --nproc_per_node {count}, or name one GPU"
+        )
 
 
 _OWN: Final = "Write the script's own argument, such as: --"

@@ -13,8 +13,6 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, Final, Literal
 
-from hf_memkit.catalog.fit import FULL_SHARE
-
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
 
 Records = Sequence[Mapping[str, Any]]
@@ -131,8 +129,10 @@ def _leak(steps: Records, usable: float | None) -> Finding | None:
 
 QUARTER: Final = 1 / 4
 HIGHER: Final = 0.1
+NEARLY_FULL: Final = 0.9
 """Lengths vary in any job. They matter where the peak rises by a tenth of the GPU over the first quarter of the steps,
-and does so in a quarter of all steps or reaches nearly the whole GPU."""
+and does so in a quarter of all steps or reaches nine tenths of the GPU. That is allocated memory: the allocator
+reserves some percent more, so that the GPU is full."""
 
 
 def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Finding | None:
@@ -147,7 +147,7 @@ def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Find
     count = max(MIN_STEPS // 2, int(QUARTER * len(known)))
     before, typical = (max(row[i] for row in known[:count]) for i in (1, 2))
     over = [row for row in known[count:] if row[1] > before + HIGHER * usable and row[2] > typical]
-    if len(over) < QUARTER * len(known) and all(row[1] < FULL_SHARE * usable for row in over):
+    if len(over) < QUARTER * len(known) and all(row[1] < NEARLY_FULL * usable for row in over):
         over = []
     highest, largest = (max(row[i] for row in known) for i in (1, 2))
     failed = [
