@@ -14,8 +14,8 @@ from typing import Final
 
 from evidence_tables import RESULTS, ROOT
 
-from hf_memkit.measuring.report.document import document
-from hf_memkit.measuring.report.html import Html
+from hf_memkit.common.answer.document import document
+from hf_memkit.common.answer.html import Html
 
 FOLDER: Final = ROOT / "docs" / "pictures"
 DIGESTS: Final = FOLDER / "drawn_from.json"
@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 1100, 620
 def plan_page() -> str:
     """The page of the plan that README.md shows."""
     content = json.loads((RESULTS / "plan_example.json").read_text())["examples"]["one"]["page"]
-    return document(content["title"], Html(content["body"]), content["charts"])
+    return document(content["title"], Html(content["body"]), content["charts"], guide="plan.md")
 
 
 def draw(page: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from hf_memkit.cli.options import (
     with_options,
 )
 from hf_memkit.cli.plan_model import SetupOptions, setups_for
+from hf_memkit.cli.printing import print_json, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 from hf_memkit.prediction.launch_command import is_command
@@ -140,7 +140,7 @@ def plan(
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     from hf_memkit.cli.plan_host import read_host
     from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
-    from hf_memkit.measuring.report.document import check_file
+    from hf_memkit.common.answer.document import check_file
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
 
@@ -205,9 +205,11 @@ def plan(
     if write is not None and fits:
         files.append(str(write_plan(plans[0], write)))
     if html is not None:
-        from hf_memkit.plan.page import write_page
+        from hf_memkit.common.answer.page import write_page
+        from hf_memkit.plan.answer import plan_answer
 
-        files.append(str(write_page(plans, prices, html, ran)))
+        answer = plan_answer(plans, prices, ran, compared=gpus_to_compare is not None)
+        files.append(str(write_page(html, answer, guide="plan.md", command=typed_command())))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
         why = "nothing found yet" if verdicts == {"unfinished"} else "nothing fits"
@@ -291,8 +293,6 @@ def _show(
     as_json: bool,
     ran: Sequence[Verified] = (),
 ) -> None:
-    from hf_memkit.cli import plan_render
-
     if as_json:
         from hf_memkit.plan.as_json import plans_json
         from hf_memkit.plan.pasted import pasted
@@ -304,7 +304,7 @@ def _show(
                 "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
             }  # fmt: skip
         if compared:
-            print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
+            print_json({"request": request, "gpus": found, "files": list(files)})
             return
         best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
         to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
@@ -315,12 +315,11 @@ def _show(
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }
-        print(json.dumps({"request": request, **found[0], **beside}, indent=2))
+        print_json({"request": request, **found[0], **beside})
         return
-    plan_render.show(plans, prices, compared=compared, short=short)
-    if ran:
-        from hf_memkit.cli.plan_here import show_verified
+    from hf_memkit.common.answer.terminal import show
+    from hf_memkit.plan.answer import plan_answer
 
-        show_verified(ran)
+    show(plan_answer(plans, prices, ran, compared=compared), short=short)
     for file in files:
         print(f"Wrote {file}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +25,7 @@ from hf_memkit.cli.options import (
     Technique,
     show_what_can_be_shown,
 )
+from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.prediction.launch_command import is_command
 from hf_memkit.setup.request import Request
@@ -114,15 +114,15 @@ def predict(
     as_json: Json = False,
 ) -> int:
     """Predict a training's peak memory, and whether it fits. Needs no GPU."""
-    from hf_memkit.cli import predict_render
     from hf_memkit.cli.batches import batches_json, of_batches
+    from hf_memkit.cli.predict_answer import advice_for, predict_answer, present, title_of, write_prediction
     from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
     from hf_memkit.cli.predict_script import searched
 
     if short and as_json:
         raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if html is not None:
-        from hf_memkit.measuring.report.document import check_file
+        from hf_memkit.common.answer.document import check_file
 
         if compare_with is not None:
             raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
@@ -203,25 +203,22 @@ def predict(
         return searched(functools.partial(next_setup, nearest))
 
     known = [*of_batches(prediction, batches)]
+    title = title_of(setup)
     if as_json:
         found = instead()
-        change = [*known, *predict_render.advice_for(prediction, setup, found)]
         asked = {"recipe": loaded.name if loaded is not None else None, **_request_json(setup)}
         if loaded is not None:
             asked["batches"] = batches_json(batches)
         beside = {"request": asked, "try_next": found.to_json() if found else None}
-        print(json.dumps({**prediction.to_json(), **beside}, indent=2))
+        print_json({**prediction.to_json(), **beside})
+        if html is not None:
+            changes = [*known, *advice_for(prediction, setup, found)]
+            write_prediction(html, predict_answer(prediction, title, changes, setup.warnings))
     else:
-        change = predict_render.show(
-            prediction, predict_render.title_of(setup), known,
-            lambda: predict_render.advice_for(prediction, setup, instead()), above=setup.warnings, short=short,
+        present(
+            prediction, title, known, lambda: advice_for(prediction, setup, instead()), warnings=setup.warnings,
+            short=short, html=html,
         )  # fmt: skip
-    if html is not None:
-        from hf_memkit.cli.predict_page import write_page
-
-        write_page(html, prediction, setup, predict_render.title_of(setup), change, setup.warnings)
-        if not as_json:
-            print(f"Wrote {html}")
     return 1 if fails else 0
 
 
