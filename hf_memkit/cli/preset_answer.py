@@ -62,15 +62,16 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
     from hf_memkit.setup.techniques.registry import TECHNIQUES
 
     parts = [part.strip() for part in setup.preset.split("+")]
-    for_whom = [f"{part}: {PRESETS[part].for_whom}" if part in PRESETS else f"{part}: a technique" for part in parts]
+    lines = [f"PROBLEM: {problem}" for problem in setup.problems]
+    lines += [f"{part}: {PRESETS[part].for_whom}" if part in PRESETS else f"{part}: a technique" for part in parts]
     rows = [(name, TECHNIQUES[name].saves, TECHNIQUES[name].costs) for name in setup.techniques]
     beside = "".join(f" --technique {name}" for name in _beside(setup))
     return Answer(
         title=f"Preset: {setup.preset}",
-        verdict=for_whom[0],
+        verdict=lines[0],
+        state="bad" if setup.problems else "none",
         blocks=(
-            Lines(for_whom[1:]),
-            Lines([f"PROBLEM: {problem}" for problem in setup.problems], "warning"),
+            Lines(lines[1:]),
             Table(("technique", "saves", "costs"), rows, whole=True),
             settings_block(s for s in setup.settings if s.key not in ("model.origin", "model.architecture")),
             ledger_block(setup.ledger),

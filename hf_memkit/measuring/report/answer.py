@@ -222,36 +222,29 @@ def _out_of_memory(run: Run) -> Iterator[AnswerBlock]:
     # Where the run ended by it, the first line has said it.
     first = [] if run.ending.kind == "out of memory" else [wording.out_of_memory(run) or ""]
     yield Lines(first, heading="The out-of-memory error", name="oom", views=View.PAGE)
-    yield Facts([(label, shown) for label, shown in _moment(oom) if shown], views=View.PAGE)
+    yield Facts(list(_moment(oom)), views=View.PAGE)
     if oom.get("error"):
         yield Code("", [text(oom["error"], 3000)], views=View.PAGE)
 
 
-def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
-    def gib(name: str) -> str:
-        return f"{oom[name]:.2f} GiB" if name in oom else ""
+_MOMENT: Final = (
+    ("Step", "step", "{:,}"), ("Phase", "phase", ""), ("Micro-batch", "micro_batch", "{:,}"),
+    ("Samples", "samples", "{:,}"), ("Tokens", "tokens", "{:,}"), ("Longest sequence", "longest_sequence", "{:,}"),
+    ("Inputs", "inputs", ""), ("Requested", "requested_gib", "{:.2f} GiB"),
+    ("Free on the GPU", "free_gib", "{:.2f} GiB"), ("Allocated", "allocated_gib", "{:.2f} GiB"),
+    ("Reserved", "reserved_gib", "{:.2f} GiB"), ("Cause", "cause", ""), ("Error", "error_type", ""),
+    ("Allocator snapshot", "snapshot", ""),
+)  # fmt: skip
+"""What a record of an out-of-memory error has: (label, field, form)."""
 
-    def count(name: str) -> str:
-        return f"{oom[name]:,}" if name in oom else ""
 
-    inputs = oom.get("inputs", {})
-    shapes = ", ".join(f"{text(name, 40)} {text(shape, 40)}" for name, shape in inputs.items())
-    return [
-        ("Step", count("step")),
-        ("Phase", text(oom.get("phase", ""), 20)),
-        ("Micro-batch", count("micro_batch")),
-        ("Samples", count("samples")),
-        ("Tokens", count("tokens")),
-        ("Longest sequence", count("longest_sequence")),
-        ("Inputs", shapes),
-        ("Requested", gib("requested_gib")),
-        ("Free on the GPU", gib("free_gib")),
-        ("Allocated", gib("allocated_gib")),
-        ("Reserved", gib("reserved_gib")),
-        ("Cause", text(oom.get("cause", ""), 80)),
-        ("Error", text(oom.get("error_type", ""), 80)),
-        ("Allocator snapshot", text(oom.get("snapshot", ""), 120)),
-    ]
+def _moment(oom: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for label, name, form in _MOMENT:
+        value = oom.get(name)
+        if isinstance(value, dict):
+            value = ", ".join(f"{text(key, 40)} {text(shape, 40)}" for key, shape in value.items())
+        if value not in (None, ""):
+            yield label, form.format(value) if form else text(value, 120)
 
 
 def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]:

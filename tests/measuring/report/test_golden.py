@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import tempfile
@@ -25,13 +26,10 @@ def reports() -> dict[str, str]:
     found = {}
     for name, records in (("out-of-memory", made.out_of_memory()), ("rehearsal", made.rehearsal())):
         run = load_run(made.write(Path(name), records))
-        html = re.sub(
-            r"<(script|style|meta)\b[^>]*>(?:.*?</\1>)?",
-            "",
-            page(report_answer(run), guide="report.md"),
-            flags=re.DOTALL,
-        )
-        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}.html": html.replace("><", ">\n<")}
+        whole = page(report_answer(run), guide="report.md")
+        words = re.sub(r"<(script|style|head)\b[^>]*>.*?</\1>|<[^>]+>", "\n", whole, flags=re.DOTALL)
+        shown = "\n".join(line for line in map(str.strip, html.unescape(words).splitlines()) if line)
+        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}-page.txt": f"{shown}\n"}
     lost = load_run(made.write(Path("lost"), made.healthy(30, world_size=2)[:-1]))
     on_a_cpu = load_run(made.write(Path("cpu"), made.on_a_cpu()))
     return {**found, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}
